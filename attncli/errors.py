@@ -1,0 +1,56 @@
+"""Everything that can end a run early, and the exit code each one means."""
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """What the shell learns about how a run ended."""
+
+    OK = 0
+    DATA = 1
+    USAGE = 2
+    CHECK_FAILED = 3
+    INTERRUPTED = 130
+
+
+class AttncliError(Exception):
+    """A fault that the user can act on, told in one line and one more of advice.
+
+    Args:
+        where: the file, tensor or option at fault.
+        problem: what is wrong, as "expected …, got …" where that makes sense.
+        advice: what to do about it, if that is not plain from the problem.
+    """
+
+    exit_code: ClassVar[ExitCode]
+
+    def __init__(self, where: str, problem: str, advice: str = "") -> None:
+        super().__init__(f"{where}: {problem}")
+        self.where = where
+        self.problem = problem
+        self.advice = advice
+
+
+class UsageError(AttncliError):
+    """The command line asks for something that makes no sense, whatever the data."""
+
+    exit_code = ExitCode.USAGE
+
+
+class DataError(AttncliError):
+    """A file or a tensor is not what it has to be."""
+
+    exit_code = ExitCode.DATA
+
+
+class ResourceError(AttncliError):
+    """The machine has too little memory, disk or hardware for the request."""
+
+    exit_code = ExitCode.DATA
+
+
+class CheckFailed(AttncliError):
+    """A check that the user asked for found what it looks for."""
+
+    exit_code = ExitCode.CHECK_FAILED
