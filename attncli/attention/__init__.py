@@ -1,0 +1,1 @@
+"""The mathematics: tensors in, dataclasses out. Knows neither files nor terminals."""

@@ -1,0 +1,268 @@
+"""One attention problem: Q, K, V and everything that shapes what is computed from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import torch
+
+from attncli.attention.layout import Layout, to_bhsd
+from attncli.attention.mask import Mask, Sizes, build_mask
+from attncli.errors import DataError, ResourceError, UsageError
+
+if TYPE_CHECKING:
+    from attncli.attention.options import AttentionOptions
+
+# Up to so many scores, float64 costs less than anyone notices.
+FLOAT64_CELLS = 1 << 26
+_SCAN_ELEMENTS = 1 << 22
+
+
+class Precision(StrEnum):
+    """The dtype that arithmetic is done in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Checked input of every analysis.
+
+    Attributes:
+        q: (B, H, S_q, d_k), in the dtype it came in.
+        k: (B, H_kv, S_k, d_k).
+        v: (B, H_kv, S_k, d_v); None where there are no values.
+        mask: which key each query sees, and what is added to its logit.
+        scale: multiplies the scores.
+        temperature: divides them.
+        softcap: c of c·tanh(x/c); None for none.
+        sinks: float64 (H,), one logit per query head; None for none.
+        dtype: what arithmetic is done in, float32 or float64.
+        device: where it is done.
+        warnings: what the reader of the results should know.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor | None
+    mask: Mask
+    scale: float
+    temperature: float
+    softcap: float | None
+    sinks: torch.Tensor | None
+    dtype: torch.dtype
+    device: torch.device
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def sizes(self) -> Sizes:
+        """Lengths of the axes."""
+        return self.mask.sizes
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.k.shape[1]
+
+    @property
+    def dk(self) -> int:
+        """Width of one query or key."""
+        return self.q.shape[-1]
+
+    @property
+    def dv(self) -> int | None:
+        """Width of one value; None where there are no values."""
+        return None if self.v is None else self.v.shape[-1]
+
+    def kv_head(self, head: int) -> int:
+        """The key and value head that a query head uses: heads are interleaved, not tiled."""
+        return head // (self.sizes.heads // self.kv_heads)
+
+    def cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor in the dtype and on the device of the arithmetic."""
+        return tensor.to(device=self.device, dtype=self.dtype)
+
+
+def make_problem(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    options: AttentionOptions,
+    *,
+    layout: Layout = Layout.BHSD,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    precision: Precision = Precision.AUTO,
+    device: str = "auto",
+    allow_nonfinite: bool = False,
+) -> Problem:
+    """Check Q, K and V against each other and the options.
+
+    Args:
+        q: (S_q, d_k), (H, S_q, d_k) or (B, H, S_q, d_k), or as `layout` says.
+        k: like q, with S_k in the place of S_q and H_kv in the place of H.
+        v: like k, with d_v in the place of d_k; None where there are no values.
+        options: what shapes attention.
+        layout: order of the axes.
+        heads: H, needed where `layout` packs heads, checked elsewhere.
+        kv_heads: H_kv, likewise; None means `heads`.
+        precision: dtype of the arithmetic.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        allow_nonfinite: whether NaN and inf in the tensors are let through.
+
+    Raises:
+        DataError: shapes that do not fit each other, or NaN and inf that are not allowed.
+        UsageError: options that do not fit the shapes.
+        ResourceError: a device that is not there.
+    """
+    given = {"q": (q, heads), "k": (k, kv_heads or heads), "v": (v, kv_heads or heads)}
+    ready = {
+        role: to_bhsd(tensor, role, layout, count)
+        for role, (tensor, count) in given.items()
+        if tensor is not None
+    }
+    warnings = _check_shapes(ready, layout)
+    _check_heads(ready, heads, kv_heads)
+    if not allow_nonfinite:
+        for role, tensor in ready.items():
+            refuse_nonfinite(tensor, role)
+    batch, query_heads, q_len, dk = ready["q"].shape
+    sizes = Sizes(batch, query_heads, q_len, ready["k"].shape[2])
+    mask = build_mask(options, sizes)
+    return Problem(
+        q=ready["q"],
+        k=ready["k"],
+        v=ready.get("v"),
+        mask=mask,
+        scale=1 / math.sqrt(dk) if options.scale is None else options.scale,
+        temperature=options.temperature,
+        softcap=options.softcap,
+        sinks=_sinks(options, query_heads),
+        dtype=compute_dtype(precision, list(ready.values()), sizes),
+        device=choose_device(device),
+        warnings=(*warnings, *mask.warnings),
+    )
+
+
+def compute_dtype(precision: Precision, tensors: list[torch.Tensor], sizes: Sizes) -> torch.dtype:
+    """The dtype of the arithmetic: under "auto" float64 for few cells or float64 input."""
+    if precision is not Precision.AUTO:
+        return torch.float32 if precision is Precision.FLOAT32 else torch.float64
+    cells = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len
+    exact = any(tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 if exact or cells <= FLOAT64_CELLS else torch.float32
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" takes CUDA where there is one.
+
+    Raises:
+        UsageError: a name that is none.
+        ResourceError: a device that this machine does not have.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or name == "cuda:":
+        raise UsageError("--device", f"expected auto, cpu, cuda or cuda:N, got {name}")
+    present = torch.cuda.device_count()
+    if kind == "cuda" and int(index or 0) >= present:
+        raise ResourceError("--device", f"expected one of {present} CUDA devices, got {name}")
+    return torch.device(name)
+
+
+def refuse_nonfinite(tensor: torch.Tensor, role: str) -> None:
+    """Raise DataError with count and first index where a tensor holds NaN or inf."""
+    if not tensor.is_floating_point():
+        return
+    count, first = 0, None
+    for index, part in enumerate(_parts(tensor)):
+        wrong = ~torch.isfinite(part)
+        if bool(wrong.any()):
+            count += int(wrong.sum())
+            first = first or (index, wrong.nonzero()[0].tolist())
+    if first is not None:
+        where = _full_index(first, tensor)
+        raise DataError(
+            role,
+            f"expected finite values, got {count} NaN or inf, the first at {where}",
+            "--allow-nonfinite carries on with IEEE arithmetic and counts the rows it reaches",
+        )
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Slices along the sequence axis, few enough elements each to be looked at in one go."""
+    per_row = max(1, tensor.numel() // max(1, tensor.shape[-2]))
+    parts = torch.split(tensor, max(1, _SCAN_ELEMENTS // per_row), dim=-2)
+    # float8 has no isfinite of its own; float32 holds all its values.
+    return [part.float() if part.element_size() == 1 else part for part in parts]
+
+
+def _full_index(found: tuple[int, list[int]], tensor: torch.Tensor) -> tuple[int, ...]:
+    part, index = found
+    per_row = max(1, tensor.numel() // max(1, tensor.shape[-2]))
+    index[-2] += part * max(1, _SCAN_ELEMENTS // per_row)
+    return tuple(index)
+
+
+def _check_shapes(ready: dict[str, torch.Tensor], layout: Layout) -> list[str]:
+    """Refuse Q, K and V of shapes that do not go together; return what looks like a mistake."""
+    q, k, v = ready["q"], ready["k"], ready.get("v")
+    for role, tensor in ready.items():
+        if tensor.is_complex():
+            raise DataError(role, f"expected real numbers, got {tensor.dtype}")
+        if tensor.shape[0] != q.shape[0]:
+            raise DataError(role, f"expected B={q.shape[0]} like q, got {tuple(tensor.shape)}")
+    if q.shape[-1] == 0:
+        raise DataError("q", f"expected d_k of at least 1, got shape {tuple(q.shape)}")
+    if k.shape[-1] != q.shape[-1]:
+        raise DataError(
+            "k", f"expected d_k={q.shape[-1]} like q {tuple(q.shape)}, got {tuple(k.shape)}"
+        )
+    if v is not None and v.shape[1:3] != k.shape[1:3]:
+        raise DataError(
+            "v",
+            f"expected H_kv={k.shape[1]} and S_k={k.shape[2]} like k {tuple(k.shape)}, "
+            f"got {tuple(v.shape)}",
+        )
+    if q.shape[1] == 0 or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise DataError(
+            "k",
+            f"expected a number of heads that divides q's {q.shape[1]}, got {k.shape[1]}",
+            "heads are the second axis from the left; --layout bshd if they are the third",
+        )
+    if layout is Layout.BHSD and q.shape[1] > q.shape[2] > 0 and q.shape[1] > 1:
+        return [
+            f"q {tuple(q.shape)} has more heads than queries; if it is (B, S, H, d), "
+            "say --layout bshd"
+        ]
+    return []
+
+
+def _check_heads(ready: dict[str, torch.Tensor], heads: int | None, kv_heads: int | None) -> None:
+    """Refuse declared numbers of heads that the tensors do not have."""
+    found = {"--heads": (heads, ready["q"]), "--kv-heads": (kv_heads, ready["k"])}
+    for option, (declared, tensor) in found.items():
+        if declared is not None and declared != tensor.shape[1]:
+            raise UsageError(
+                option,
+                f"expected {tensor.shape[1]} for tensors of {tuple(tensor.shape)}, got {declared}",
+            )
+
+
+def _sinks(options: AttentionOptions, heads: int) -> torch.Tensor | None:
+    if options.sinks is None:
+        return None
+    sinks = torch.as_tensor(options.sinks, dtype=torch.float64)
+    if sinks.shape != (heads,):
+        raise UsageError(
+            "--sinks", f"expected one logit per query head (H={heads}), got {tuple(sinks.shape)}"
+        )
+    if not bool(torch.isfinite(sinks).all()):
+        raise UsageError("--sinks", "expected finite logits, got NaN or inf")
+    return sinks

@@ -1,0 +1,158 @@
+"""Scaled dot-product attention step by step, plainly: in float64 this file defines what is right.
+
+    scores = Q Kᵀ
+    scaled = scores · scale / temperature
+    capped = c · tanh(scaled / c)
+    masked = capped + biases, invisible cells −∞
+    weights = softmax(masked), a sink joining the denominator
+    output = weights · V
+
+Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2; the soft cap of Gemma 2
+(2024), the sink logits of gpt-oss (2025).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """What the softmax is given.
+
+    Attributes:
+        scores: Q Kᵀ, (..., S_q, S_k).
+        scaled: scores · scale / temperature, same shape.
+        capped: after the soft cap, same shape; None without one.
+        masked: capped (or scaled) plus biases, −inf at invisible cells, same shape.
+        visible: bool, same shape; True where the query sees the key.
+    """
+
+    scores: torch.Tensor
+    scaled: torch.Tensor
+    capped: torch.Tensor | None
+    masked: torch.Tensor
+    visible: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """Weights, and what is known beside them.
+
+    Attributes:
+        weights: (..., S_q, S_k); rows sum to 1, to less beside a sink, and to 0 in empty rows.
+        logsumexp: (..., S_q), of the visible keys alone; −inf in empty rows.
+        sink: (..., S_q), the sink's own weight; 0 without one.
+        empty: bool (..., S_q), True for a query that sees no key.
+    """
+
+    weights: torch.Tensor
+    logsumexp: torch.Tensor
+    sink: torch.Tensor
+    empty: torch.Tensor
+
+
+def logits(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    scale: float,
+    temperature: float,
+    softcap: float | None,
+    visible: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> Logits:
+    """Every stage before the softmax, in the dtype of q.
+
+    Args:
+        q: (..., S_q, d_k).
+        k: (..., S_k, d_k), with as many heads as q.
+        scale: multiplies the scores.
+        temperature: divides them.
+        softcap: c of c·tanh(x/c); None for none.
+        visible: bool, broadcastable to (..., S_q, S_k); True where the query sees the key.
+        bias: broadcastable likewise; added to visible logits; None for none.
+    """
+    scores = q @ k.transpose(-1, -2)  # (..., S_q, S_k)
+    scaled = scores * scale / temperature
+    capped = None if softcap is None else softcap * torch.tanh(scaled / softcap)
+    masked = scaled if capped is None else capped
+    if bias is not None:
+        masked = masked + finite_in(bias, masked.dtype)
+    visible = visible.expand(masked.shape)
+    masked = torch.where(visible, masked, -torch.inf)
+    return Logits(scores, scaled, capped, masked, visible)
+
+
+def softmax(
+    masked: torch.Tensor, visible: torch.Tensor, sink: torch.Tensor | None = None
+) -> Softmax:
+    """Softmax over the visible keys of each row, the row maximum subtracted first.
+
+    Args:
+        masked: (..., S_q, S_k), −inf at invisible cells.
+        visible: bool, same shape.
+        sink: broadcastable to (..., S_q), one more logit that joins maximum and denominator and
+            whose weight is then dropped; None for none.
+    """
+    empty = ~visible.any(-1)  # (..., S_q)
+    peak = _row_maximum(masked)
+    top = peak if sink is None else torch.maximum(peak, sink)
+    top = torch.where(empty, 0.0, top)
+    exps = torch.where(visible, torch.exp(masked - top[..., None]), 0.0)
+    of_keys = exps.sum(-1, dtype=torch.float64)
+    of_sink = torch.zeros_like(of_keys)
+    if sink is not None:
+        of_sink = torch.where(empty, 0.0, torch.exp((sink - top).to(torch.float64)))
+    total = torch.where(empty, 1.0, of_keys + of_sink)
+    logsumexp = torch.log(of_keys) + top
+    if sink is not None:  # the keys may all lie far below the sink: their own maximum then serves
+        own = torch.where(empty, 0.0, peak)
+        of_own = torch.where(visible, torch.exp(masked - own[..., None]), 0.0)
+        logsumexp = torch.log(of_own.sum(-1, dtype=torch.float64)) + own
+    return Softmax(
+        weights=exps / total[..., None].to(exps.dtype),
+        logsumexp=torch.where(empty, -torch.inf, logsumexp).to(masked.dtype),
+        sink=(of_sink / total).to(masked.dtype),
+        empty=empty,
+    )
+
+
+def weighted_sum(weights: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """Output = weights · V, (..., S_q, d_v), to which invisible keys give nothing at all.
+
+    Args:
+        weights: (..., S_q, S_k).
+        v: (..., S_k, d_v); NaN and inf count only for the queries that see their key.
+        visible: bool (..., S_q, S_k).
+    """
+    finite = torch.isfinite(v)
+    if bool(finite.all()):
+        return weights @ v
+    output = weights @ torch.where(finite, v, 0.0)
+    broken = (~finite).flatten(0, -3).any(0).any(-1) if v.ndim > 2 else (~finite).any(-1)
+    for key in broken.nonzero().flatten().tolist():  # 0 · NaN is NaN, so each is added by hand
+        only_broken = torch.where(finite[..., key, :], 0.0, v[..., key, :])
+        share = weights[..., key, None] * only_broken[..., None, :]  # (..., S_q, d_v)
+        share = torch.where(finite[..., None, key, :], 0.0, share)
+        output = output + torch.where(visible[..., key, None], share, 0.0)
+    return output
+
+
+def finite_in(bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A bias in another dtype, in which finite values stay finite.
+
+    float64's lowest value, say, would be −inf in float32 and hide a key that it only makes
+    unlikely.
+    """
+    limit = torch.finfo(dtype)
+    clamped = bias.to(torch.float64).clamp(limit.min, limit.max)
+    return torch.where(torch.isinf(bias), bias.to(torch.float64), clamped).to(dtype)
+
+
+def _row_maximum(masked: torch.Tensor) -> torch.Tensor:
+    if masked.shape[-1] == 0:
+        return masked.new_full(masked.shape[:-1], -torch.inf)
+    return masked.amax(-1)
