@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from attncli.attention.options import Layout
 from attncli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     import torch
-
-
-class Layout(StrEnum):
-    """Order of the axes of a tensor of rank 4, or of a packed one of rank 2 or 3."""
-
-    BHSD = "bhsd"
-    BSHD = "bshd"
-    BSH = "bsh"
 
 
 def to_bhsd(tensor: torch.Tensor, role: str, layout: Layout, heads: int | None) -> torch.Tensor:

@@ -28,6 +28,29 @@ class Corner(StrEnum):
     BOTTOM_RIGHT = "bottom-right"
 
 
+class Layout(StrEnum):
+    """Order of the axes of a tensor of rank 4, or of a packed one of rank 2 or 3."""
+
+    BHSD = "bhsd"
+    BSHD = "bshd"
+    BSH = "bsh"
+
+
+class WeightsLayout(StrEnum):
+    """Order of the axes of a projection: x @ w, or the weight of a linear layer."""
+
+    IN_OUT = "in-out"
+    OUT_IN = "out-in"
+
+
+class Precision(StrEnum):
+    """The dtype that arithmetic is done in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOptions:
     """Everything beside Q, K and V that decides what attention computes.

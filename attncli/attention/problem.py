@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import torch
 
-from attncli.attention.layout import Layout, to_bhsd
+from attncli.attention.layout import to_bhsd
 from attncli.attention.mask import Mask, Sizes, build_mask
+from attncli.attention.options import Layout, Precision
 from attncli.errors import DataError, ResourceError, UsageError
 
 if TYPE_CHECKING:
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 # Up to so many scores, float64 costs less than anyone notices.
 FLOAT64_CELLS = 1 << 26
 _SCAN_ELEMENTS = 1 << 22
-
-
-class Precision(StrEnum):
-    """The dtype that arithmetic is done in."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    FLOAT64 = "float64"
 
 
 @dataclass(frozen=True, slots=True)
