@@ -1,4 +1,4 @@
-"""What a tensor is between a file and the mathematics: bytes in NumPy, the true dtype beside them."""
+"""A tensor between file and mathematics: its bytes in NumPy, its true dtype beside them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TensorHeader:
         name: the tensor's name in the file; None for the one tensor of a `.npy` file.
         shape: lengths of the axes.
         dtype: torch's name of the element type: "float32", "bfloat16", "float8_e4m3fn",
-            "int64", "bool"; a NumPy spelling such as "|V2" or "<U3" where torch has no such type.
+            "int64", "bool"; NumPy's spelling such as "|V2" or "<U3" where torch has no such type.
     """
 
     name: str | None
@@ -35,7 +35,8 @@ class StoredTensor:
         name: the tensor's name in the file; None for a `.npy` file.
         dtype: as in `TensorHeader`.
         array: the data, native byte order. bfloat16 is held as its bit pattern in uint16 and
-            float8 in uint8, since NumPy has neither; every other dtype is itself.
+            float8 in uint8, since NumPy has neither, and so are the raw bytes of "|V2" and "|V1";
+            every other dtype is itself.
     """
 
     source: str

@@ -1,0 +1,116 @@
+"""An opened file of tensors, whatever its format."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncli.errors import DataError
+from attncli.files.elements import require_accepted
+from attncli.files.tensor import StoredTensor, TensorHeader
+from attncli.files.text import listed, place, shown
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """A file of tensors whose headers are known and whose data are read on demand.
+
+    Attributes:
+        source: the file as the user named it; "-" for standard input.
+        format: "npy", "npz", "safetensors" or "pt", told by content.
+        headers: what the file holds, in file order; never empty.
+        load: reads the data of a header, given what messages call it; use `read`.
+        metadata: group → that group's own options and labels (safetensors key "attncli").
+        warnings: what the user should know of the file; reading may add to it.
+    """
+
+    source: str
+    format: str
+    headers: tuple[TensorHeader, ...]
+    load: Callable[[TensorHeader, str], NDArray[Any]]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def read(self, name: str | None = None) -> StoredTensor:
+        """Read one tensor: mapped into memory where the format allows it.
+
+        Args:
+            name: a name of `headers`; None for the only tensor of the file.
+
+        Raises:
+            DataError: there is no such tensor, its data are damaged or not numbers.
+            ResourceError: the data do not fit in memory.
+        """
+        header = self._find(name)
+        where = place(self.source) + self._suffix(header)
+        require_accepted(where, header.dtype)
+        source = shown(self.source) + self._suffix(header)
+        return StoredTensor(source, header.name, header.dtype, self.load(header, where))
+
+    def _find(self, name: str | None) -> TensorHeader:
+        if name is None and len(self.headers) == 1:
+            return self.headers[0]
+        for header in self.headers:
+            if header.name == name:
+                return header
+        wanted = "one tensor" if name is None else f"a tensor named {shown(name)}"
+        present = listed(header.name for header in self.headers)
+        raise DataError(place(self.source), f"expected {wanted}, got {present}")
+
+    def _suffix(self, header: TensorHeader) -> str:
+        if len(self.headers) == 1 or header.name is None:
+            return ""
+        return "::" + shown(header.name)
+
+
+def map_file(local: Path) -> NDArray[np.uint8]:
+    """Map a whole file that is not empty: uint8, (bytes,), private to this process."""
+    with local.open("rb") as file:
+        try:
+            # Copy-on-write: torch warns of arrays that cannot be written.
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError:
+            # Private pages count as memory: a file larger than the machine's must be read-only.
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.frombuffer(data, np.uint8)
+
+
+def view(
+    data: NDArray[np.uint8],
+    offset: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    order: str = "C",
+) -> NDArray[Any]:
+    """Return the array of `shape` and `dtype` that starts at byte `offset` of `data`."""
+    array: NDArray[Any]
+    if 0 in shape:
+        array = np.empty(shape, dtype)
+    else:
+        array = np.ndarray(shape, dtype, data.data, offset, order="F" if order == "F" else "C")
+    return array
+
+
+def byte_size(where: str, shape: tuple[int, ...], itemsize: int) -> int:
+    """Return the bytes of a tensor.
+
+    Raises:
+        DataError: NumPy cannot hold an array of this shape.
+    """
+    count = itemsize
+    for length in shape:
+        count *= max(length, 1)
+    if len(shape) > 32 or count >= 2**63:
+        raise DataError(where, f"expected a shape that can be held, got {shape_text(shape)}")
+    return 0 if 0 in shape else count
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Return a shape for a message, cut short where it is absurd."""
+    return shown(str(shape), 80)

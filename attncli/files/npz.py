@@ -1,0 +1,115 @@
+"""The .npz format: a zip archive of .npy members, each read when it is asked for."""
+
+from __future__ import annotations
+
+import functools
+import zipfile
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncli.errors import DataError
+from attncli.files.container import TensorFile, view
+from attncli.files.damage import ARCHIVE_ERRORS
+from attncli.files.limits import require_memory
+from attncli.files.npy import MAX_HEADER, NpyHeader, check_size, native, parse_header
+from attncli.files.tensor import TensorHeader
+from attncli.files.text import listed, place, shown, size_text
+
+_CHUNK = 1 << 22
+
+
+def open_npz(archive: zipfile.ZipFile, source: str) -> TensorFile:
+    """Open an archive of .npy members; only their headers are read.
+
+    Raises:
+        DataError: a member is damaged, or its header promises more bytes than it has.
+    """
+    where = place(source)
+    members = {_name(info): info for info in archive.infolist() if _is_array(info)}
+    parsed = {name: _header(archive, info, where) for name, info in members.items()}
+    headers = tuple(header.named(name) for name, header in parsed.items())
+    notes = _notes(archive, members, parsed, where)
+
+    def load(header: TensorHeader, where: str) -> NDArray[Any]:
+        name = str(header.name)
+        return _data(archive, members[name], parsed[name], where)
+
+    return TensorFile(source, "npz", headers, load, warnings=notes)
+
+
+def _is_array(info: zipfile.ZipInfo) -> bool:
+    # Archives packed anew on a Mac carry a shadow of each file under __MACOSX.
+    return info.filename.endswith(".npy") and not info.filename.startswith("__MACOSX/")
+
+
+def _name(info: zipfile.ZipInfo) -> str:
+    return info.filename.removesuffix(".npy")
+
+
+def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NpyHeader:
+    where = f"{where}::{shown(_name(info))}"
+    try:
+        with archive.open(info) as member:
+            head = member.read(MAX_HEADER)
+    except ARCHIVE_ERRORS as error:
+        raise _damaged(where) from error
+    if not head.startswith(b"\x93NUMPY"):
+        raise DataError(where, "expected a .npy array, got something else under that name")
+    return parse_header(head, where)
+
+
+def _notes(
+    archive: zipfile.ZipFile,
+    members: dict[str, zipfile.ZipInfo],
+    parsed: dict[str, NpyHeader],
+    where: str,
+) -> list[str]:
+    """Check each member's size; return what is odd but harmless."""
+    notes = []
+    for name, info in members.items():
+        member = f"{where}::{shown(name)}"
+        extra = check_size(parsed[name], info.file_size, member)
+        if extra:
+            notes.append(f"{member}: {size_text(extra)} after the array are ignored")
+    others = [i.filename for i in archive.infolist() if not _is_array(i) and not i.is_dir()]
+    if others:
+        notes.append(f"{where}: members that are no .npy arrays are ignored: {listed(others, 3)}")
+    return notes
+
+
+def _data(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, header: NpyHeader, where: str
+) -> NDArray[Any]:
+    nbytes = header.nbytes or 0
+    require_memory(where, nbytes)
+    data = np.empty(nbytes, np.uint8)
+    try:
+        with archive.open(info) as member:
+            member.read(header.start)
+            filled = _fill(member, data.data)
+            # The checksum is compared at the end of the member, wherever the array ends.
+            for _ in iter(functools.partial(member.read, _CHUNK), b""):
+                pass
+    except ARCHIVE_ERRORS as error:
+        raise _damaged(where) from error
+    if filled < nbytes:
+        raise _damaged(where)
+    return native(view(data, 0, header.shape, header.dtype, header.order), where)
+
+
+def _fill(member: IO[bytes], data: memoryview) -> int:
+    filled = 0
+    while filled < len(data):
+        piece = member.read(min(_CHUNK, len(data) - filled))
+        if not piece:
+            break
+        data[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    return filled
+
+
+def _damaged(where: str) -> DataError:
+    advice = "Its checksum or its compressed data are wrong: copy or write it again."
+    return DataError(where, "expected intact data, got a damaged archive member", advice)

@@ -1,0 +1,184 @@
+"""Which tensor of a file plays which role: q, k and v by name, prefixes as groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attncli.errors import DataError, UsageError
+from attncli.files.text import listed, place, shown
+
+if TYPE_CHECKING:
+    from attncli.files.container import TensorFile
+    from attncli.files.tensor import StoredTensor
+
+Group = dict[str, str | None]
+
+_ROLES = {
+    **dict.fromkeys(("q", "query", "queries"), "q"),
+    **dict.fromkeys(("k", "key", "keys"), "k"),
+    **dict.fromkeys(("v", "value", "values"), "v"),
+}
+_NAME = re.compile(r"(?:(?P<group>.*)[./])?(?P<last>[^./]+)", re.DOTALL)
+
+
+def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
+    """Return the groups of a bundle, each role with the name of its tensor.
+
+    A tensor named `layers.3.q` plays the role q in the group `layers.3`; `q` alone plays it in
+    the group "". A group without a q or a k is left out, and `file.warnings` says so.
+
+    Args:
+        file: an opened bundle.
+        asked: the groups wanted, in this order; empty for all, in natural order.
+
+    Returns:
+        group → {"q": name, "k": name, "v": name or None}.
+
+    Raises:
+        DataError: no group is complete, one that was asked for is not, or two tensors of a
+            group play one role.
+    """
+    found = _found(file)
+    if not found:
+        raise _no_roles(file)
+    complete = [name for name in found if {"q", "k"} <= found[name].keys()]
+    for name in asked or ([] if complete else list(found)[:1]):
+        _require(file, found, name)
+    if not asked:
+        _warn(file, found, complete)
+    return {name: _filled(found[name]) for name in asked or complete}
+
+
+def _found(file: TensorFile) -> dict[str, dict[str, str]]:
+    """Every group in natural order and the roles its tensors play, complete or not."""
+    groups: dict[str, dict[str, str]] = {}
+    for name in filter(None, (header.name for header in file.headers)):
+        parts = _NAME.fullmatch(name)
+        role = _ROLES.get(parts["last"].lower()) if parts else None
+        if parts is None or role is None:
+            continue
+        group = groups.setdefault(parts["group"] or "", {})
+        if role in group:
+            both = f"{shown(group[role], 80)} and {shown(name, 80)}"
+            raise DataError(place(file.source), f"expected one tensor as {role}, got {both}")
+        group[role] = name
+    return {name: groups[name] for name in sorted(groups, key=_natural)}
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A sort key that puts layers.2 before layers.10."""
+    parts = enumerate(re.split(r"(\d+)", name))
+    return [_number(part) if index % 2 else (0, part) for index, part in parts]
+
+
+def _number(digits: str) -> tuple[int, str]:
+    # By length, then digits: it may be too long to convert.
+    significant = digits.lstrip("0")
+    return len(significant), significant
+
+
+def _filled(roles: dict[str, str]) -> Group:
+    return {"q": roles["q"], "k": roles["k"], "v": roles.get("v")}
+
+
+def _missing(roles: dict[str, str]) -> str:
+    return " and no ".join(role for role in ("q", "k") if role not in roles)
+
+
+def _require(file: TensorFile, found: dict[str, dict[str, str]], name: str) -> None:
+    """Refuse a group that is absent or incomplete."""
+    where = place(file.source)
+    if name not in found:
+        raise DataError(where, f"expected a group {_called(name)}, got {_groups_text(found)}")
+    missing = _missing(found[name])
+    if missing:
+        present = listed(found[name].values())
+        problem = f"expected q and k in {_group_text(name)}, got no {missing}, only {present}"
+        raise DataError(where, problem)
+
+
+def _warn(file: TensorFile, found: dict[str, dict[str, str]], complete: list[str]) -> None:
+    for name in found:
+        if name not in complete:
+            text = f"{_group_text(name)} has no {_missing(found[name])} and is left out"
+            warning = f"{place(file.source)}: {text}"
+            if warning not in file.warnings:
+                file.warnings.append(warning)
+
+
+def _called(name: str) -> str:
+    return shown(name, 80) or '""'
+
+
+def _group_text(name: str) -> str:
+    return f"group {shown(name, 80)}" if name else "the file"
+
+
+def _groups_text(found: dict[str, dict[str, str]]) -> str:
+    return listed(name or '""' for name in found)
+
+
+def _no_roles(file: TensorFile) -> DataError:
+    where = place(file.source)
+    first = next((header.name for header in file.headers if header.name), None)
+    if first is None:
+        problem = "expected tensors named q and k, got one tensor without a name"
+        return DataError(where, problem, "Name a file for each role: --q FILE --k FILE.")
+    present = listed(header.name for header in file.headers)
+    advice = f"Point at single tensors: --q {shown(file.source)}::{shown(first, 80)}."
+    return DataError(where, f"expected tensors named q and k, got {present}", advice)
+
+
+def split_name(text: str) -> tuple[str, str | None]:
+    """Split `FILE::NAME`; a file whose own name holds "::" and that exists wins.
+
+    Raises:
+        UsageError: FILE or NAME is empty.
+    """
+    if "::" not in text or _exists(text):
+        return text, None
+    splits = list(_splits(text))
+    file, name = next((split for split in splits if _exists(split[0])), splits[-1])
+    if not file or not name:
+        raise UsageError(shown(text), "expected FILE or FILE::NAME, got an empty part")
+    return file, name
+
+
+def _splits(text: str) -> Iterator[tuple[str, str]]:
+    """Every way to split at a "::", the longest file name first."""
+    for place_of in reversed([match.start() for match in re.finditer("(?=::)", text)]):
+        yield text[:place_of], text[place_of + 2 :]
+
+
+def _exists(name: str) -> bool:
+    try:
+        return name == "-" or Path(name).exists()
+    except OSError:
+        return False
+
+
+def read_one(spec: str, option: str) -> tuple[StoredTensor, list[str]]:
+    """Read the tensor that `FILE` or `FILE::NAME` stands for, with the file's warnings.
+
+    Args:
+        spec: what the user gave; "-" reads standard input.
+        option: the option it was given to, for messages.
+
+    Raises:
+        UsageError: the file holds several tensors and no NAME says which.
+        DataError: the file cannot be read, or holds no tensor of that name.
+    """
+    from attncli.files.reader import open_file
+
+    source, name = split_name(spec)
+    file = open_file(source)
+    if name is None and len(file.headers) > 1:
+        present = listed(header.name for header in file.headers)
+        problem = f"expected one tensor, got a file of {len(file.headers):,}: {present}"
+        advice = f"Say which: {shown(source)}::{shown(str(file.headers[0].name), 80)}."
+        raise UsageError(option, problem, advice)
+    stored = file.read(name)
+    return stored, file.warnings

@@ -1,0 +1,49 @@
+"""Words for messages: names made safe to print, lists cut short, sizes for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+ACCEPTED = "a .npy, .npz, .safetensors or .pt file"
+
+_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def shown(text: str, limit: int = 200) -> str:
+    """Return `text` with everything unprintable escaped and cut to `limit` characters.
+
+    File names and the names inside a file may hold terminal codes, line ends or undecodable
+    bytes: none of them may reach a terminal as they are.
+    """
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "".join(c if c.isprintable() else _escape(c) for c in cut)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def place(source: str) -> str:
+    """Return what messages call the file that the user named `source`."""
+    return "standard input" if source == "-" else shown(source)
+
+
+def listed(names: Iterable[str | None], limit: int = 8) -> str:
+    """Return the names joined by commas, those past `limit` only counted."""
+    known = [shown(name, 80) if name is not None else "(no name)" for name in names]
+    rest = len(known) - limit
+    return ", ".join(known[:limit]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes with two digits and a decimal unit."""
+    if size == 1:
+        return "1 byte"
+    if size < 1000:
+        return f"{size} bytes"
+    amount = float(size)
+    for unit in _UNITS:
+        amount /= 1000
+        if amount < 999.5 or unit == _UNITS[-1]:
+            break
+    return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:,.0f} {unit}"

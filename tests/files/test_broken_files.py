@@ -1,0 +1,415 @@
+"""Every broken file gets its own line: what was expected, what was there, nothing more."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import socket
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import file_builders as build
+import numpy as np
+import pytest
+
+from attncli.errors import AttncliError, DataError, ResourceError
+from attncli.files import limits
+from attncli.files.reader import open_file
+
+Put = Callable[[str, bytes], str]
+
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+NPY = build.npy(ROWS)
+ACCEPTED = "expected a .npy, .npz, .safetensors or .pt file, got "
+F32 = build.entry("F32", [2], 0, 8)
+
+# name, bytes, what the line says after the name, what the advice says
+BROKEN: list[tuple[str, bytes, str, str]] = [
+    ("empty.npy", b"", ACCEPTED + "an empty file", ""),
+    ("magic.npy", NPY[:4], "expected a complete .npy header, got a file cut short", ""),
+    ("nine.npy", NPY[:9], "expected a complete .npy header, got a file cut short", ""),
+    ("head.npy", NPY[:60], "expected a complete .npy header, got a file cut short", ""),
+    (
+        "data.npy",
+        NPY[:-5],
+        "expected 48 bytes for shape (4, 3) of float32, got 43",
+        "The file is cut short: copy or write it again.",
+    ),
+    (
+        "huge.npy",
+        build.npy_header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000)}"),
+        "expected 4,000,000,000,000 bytes for shape (1000000, 1000000) of float32, got 0",
+        "cut short",
+    ),
+    (
+        "absurd.npy",
+        build.npy_header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},)}}"),
+        f"expected a shape that can be held, got ({10**30},)",
+        "",
+    ),
+    (
+        "absurd-empty.npy",
+        build.npy_header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': (0, {10**30})}}"),
+        f"expected a shape that can be held, got (0, {10**30})",
+        "",
+    ),
+    ("version.npy", b"\x93NUMPY\x07\x00" + NPY[8:], "expected .npy version 1, 2 or 3, got 7.0", ""),
+    ("garbage.npy", build.npy_header("os.system('ls')"), "expected a .npy header, got damaged", ""),
+    ("deep.npy", build.npy_header("(" * 9000), "expected a .npy header, got damaged", ""),
+    ("minus.npy", build.npy_header("-" * 9000 + "1"), "expected a .npy header, got damaged", ""),
+    ("escape.npy", build.npy_header(r"'\d'"), "expected a .npy header, got damaged data", ""),
+    ("list.npy", build.npy_header("[1]"), "expected a .npy header, got damaged data", ""),
+    (
+        "negative.npy",
+        build.npy_header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}"),
+        "expected a .npy header, got damaged data in its place",
+        "",
+    ),
+    (
+        "descr.npy",
+        build.npy_header("{'descr': '<q9', 'fortran_order': False, 'shape': (1,)}"),
+        "expected a .npy header, got damaged data in its place",
+        "",
+    ),
+    (
+        "long.npy",
+        b"\x93NUMPY\x02\x00" + (2**31).to_bytes(4, "little"),
+        "expected a .npy header below 10 kB, got 2.1 GB",
+        "",
+    ),
+    ("text.npy", b"0.1 0.2\n0.3 0.4\n", ACCEPTED + "a text file", ""),
+    ("csv.npz", b"a,b\n1,2\n", ACCEPTED + "a CSV file", "numpy.save"),
+    ("page.pt", b"\n<!DOCTYPE html><html></html>", ACCEPTED + "an HTML page", "download it again"),
+    ("feed.npy", b"<?xml version='1.0'?>", ACCEPTED + "an XML document", ""),
+    ("config.safetensors", b'{"hidden_size": 384}', ACCEPTED + "a JSON document", ""),
+    ("utf16.npy", "1 2".encode("utf-16"), ACCEPTED + "a text file", ""),
+    (
+        "model.safetensors",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        ACCEPTED + "a git-lfs pointer",
+        "git lfs pull",
+    ),
+    ("q.npy.gz", gzip.compress(NPY), ACCEPTED + "gzip-compressed data", "Decompress it first."),
+    ("q.zst", b"\x28\xb5\x2f\xfd1234", ACCEPTED + "zstd-compressed data", "Decompress it first."),
+    ("q.tar", b"q.npy".ljust(257, b"\0") + b"ustar\0", ACCEPTED + "a tar archive", "Unpack it"),
+    ("m.gguf", b"GGUF\x03\0\0\0", ACCEPTED + "a GGUF model", "Export the tensors"),
+    ("m.h5", b"\x89HDF\r\n\x1a\n\0", ACCEPTED + "an HDF5 file", "Export the tensors"),
+    ("m.parquet", b"PAR1\x15", ACCEPTED + "a Parquet file", "Export the tensors"),
+    ("m.onnx", b"\x08\x07\x12\x07pytorch\x1a", ACCEPTED + "what looks like an ONNX model", "Exp"),
+    ("m.tflite", b"\x1c\0\0\0TFL3\0\0", ACCEPTED + "a TensorFlow Lite model", "Export"),
+    ("zeros.npy", bytes(64), ACCEPTED + "nothing but zero bytes", "again"),
+    (
+        "noise.npy",
+        b"\xf0\x9f\x01\x02\x03\x04\x05\x06\x07",
+        ACCEPTED + "unknown data that starts with the bytes f0 9f 01 02 03 04 05 06",
+        "",
+    ),
+    ("ansi.npy", b"\x1b[31mred\x1b[0m\n", ACCEPTED + "a text file", ""),
+    ("old.pkl", pickle.dumps([1], 0), ACCEPTED + "a Python pickle", "save with numpy.save"),
+    ("new.pkl", pickle.dumps([1.5], 4), ACCEPTED + "a Python pickle", "save with numpy.save"),
+    ("none.zip", build.archive({}), ACCEPTED + "an empty zip archive", ""),
+    (
+        "doc.docx",
+        build.archive({"a\x1b[31m.xml": b"", "b": b"", "c": b"", "d": b""}),
+        ACCEPTED + r"a zip archive of a\x1b[31m.xml, b, c and 1 more",
+        "",
+    ),
+    (
+        "cut.npz",
+        build.npz(q=ROWS)[:-30],
+        "expected a complete .npz or .pt archive, got a damaged zip archive",
+        "copy or write it again",
+    ),
+    ("bare.zip", b"PK\x03\x04", "expected a complete .npz or .pt archive, got a damaged", ""),
+    (
+        "twice.npz",
+        build.twice("q.npy", NPY),
+        "expected each name once, got q.npy more than once",
+        "",
+    ),
+    (
+        "secret.npz",
+        build.flagged(build.npz(q=ROWS), 1),
+        "expected a plain archive, got an encrypted member q.npy",
+        "password",
+    ),
+    (
+        "fake.npz",
+        build.archive({"q.npy": b"hello"}),
+        "::q: expected a .npy array, got something else under that name",
+        "",
+    ),
+    (
+        "short.npz",
+        build.archive({"q.npy": NPY[:-4]}),
+        "::q: expected 48 bytes for shape (4, 3) of float32, got 44",
+        "cut short",
+    ),
+    (
+        "script.pt",
+        build.archive({"m/data.pkl": b"", "m/constants.pkl": b"", "m/code/m.py": b""}),
+        "expected a torch file of tensors, got TorchScript code",
+        "state_dict",
+    ),
+    (
+        "broken.pt",
+        build.archive({"m/data.pkl": b"\x80\x02}", "m/version": b"3"}),
+        "expected a torch file that can be read, got a damaged or unsupported one",
+        "Copy or write it again with torch.save.",
+    ),
+    ("h.safetensors", build.safetensors(b"{{}}"), "expected a safetensors header, got dam", ""),
+    ("deep.safetensors", build.safetensors(b'{"a":' * 200_000), "expected a safetensors head", ""),
+    (
+        "cut.safetensors",
+        build.safetensors({"q": F32}, bytes(8))[:30],
+        "expected a header of 61 bytes, got 22",
+        "cut short",
+    ),
+    (
+        "data.safetensors",
+        build.safetensors({"q": F32}, bytes(7)),
+        "expected 8 bytes of data, got 7",
+        "cut short",
+    ),
+    (
+        "long.safetensors",
+        (10**11).to_bytes(8, "little") + b"{}",
+        "expected a header below 100 MB, got 100 GB",
+        "",
+    ),
+    (
+        "overlap.safetensors",
+        build.safetensors({"q": F32, "k": build.entry("F32", [2], 4, 12)}, bytes(12)),
+        "expected tensors side by side, got overlapping data of k",
+        "",
+    ),
+    (
+        "gap.safetensors",
+        build.safetensors({"q": build.entry("F32", [2], 4, 12)}, bytes(12)),
+        "expected tensors side by side, got a gap before the data of q",
+        "",
+    ),
+    (
+        "size.safetensors",
+        build.safetensors({"q\n": build.entry("F32", [3], 0, 8)}, bytes(8)),
+        r"::q\n: expected 12 bytes for shape (3,) of float32, got 8",
+        "",
+    ),
+    (
+        "twice.safetensors",
+        build.safetensors(b'{"q": 1, "q": 2}'),
+        "expected each name once, got q more than once",
+        "",
+    ),
+    ("entry.safetensors", build.safetensors({"q": 3}), "expected a safetensors header", ""),
+    (
+        "backwards.safetensors",
+        build.safetensors({"q": build.entry("F32", [0], 8, 0)}, bytes(8)),
+        "::q: expected a safetensors header, got damaged data in its place",
+        "",
+    ),
+    ("none.safetensors", build.safetensors({}), "expected tensors, got a file that holds none", ""),
+    (
+        "meta.safetensors",
+        build.safetensors({"__metadata__": {"attncli": "{oops"}, "q": F32}, bytes(8)),
+        "expected metadata 'attncli' as JSON (group → options), got something else",
+        "",
+    ),
+    (
+        "meta-list.safetensors",
+        build.safetensors({"__metadata__": {"attncli": '{"": [NaN]}'}, "q": F32}, bytes(8)),
+        "expected metadata 'attncli' as JSON (group → options), got something else",
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "line", "advice"), BROKEN, ids=lambda v: str(v)[:20])
+def test_each_broken_file_has_its_own_line(
+    put: Put, name: str, data: bytes, line: str, advice: str
+) -> None:
+    path = put(name, data)
+    with pytest.raises(DataError) as caught:
+        open_file(path)
+    assert str(caught.value).startswith(path)
+    assert line in str(caught.value)
+    assert advice in caught.value.advice
+    build.assert_fit_to_print(caught.value)
+
+
+# array, what the line says when it is read
+STRANGE: list[tuple[np.ndarray, str]] = [
+    (np.array([None, {}], dtype=object), "got object"),
+    (np.array(["abc"]), "got <U3"),
+    (np.array([b"abc"]), "got |S3"),
+    (np.zeros(2, [("a", "f4"), ("b", "i4")]), "got structured"),
+    (np.zeros(2, np.complex64), "got complex64"),
+    (np.zeros(2, "M8[ns]"), "got datetime64[ns]"),
+    (np.zeros(2, "m8[s]"), "got timedelta64[s]"),
+    (np.zeros(2, "V4"), "got |V4"),
+]
+
+
+@pytest.mark.parametrize(("array", "line"), STRANGE, ids=lambda v: str(v)[-12:])
+def test_other_element_types_are_refused_on_reading(put: Put, array: np.ndarray, line: str) -> None:
+    data = build.npy(array, allow_pickle=True)
+    for file in (put("a.npy", data), put("a.npz", build.archive({"x.npy": data}))):
+        opened = open_file(file)
+        assert opened.headers[0].shape == array.shape
+        with pytest.raises(DataError, match="expected float16, bfloat16, float32") as caught:
+            opened.read()
+        assert line in str(caught.value)
+        build.assert_fit_to_print(caught.value)
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="no wider float here")
+def test_extended_precision_is_refused(put: Put) -> None:
+    file = open_file(put("a.npy", build.npy(np.zeros(2, np.longdouble))))
+    with pytest.raises(DataError, match="got float"):
+        file.read()
+
+
+def test_safetensors_of_unknown_or_complex_elements_are_refused_on_reading(put: Put) -> None:
+    header = {"a": build.entry("F4", [4], 0, 2), "b": build.entry("C64", [1], 2, 10)}
+    file = open_file(put("a.safetensors", build.safetensors(header, bytes(10))))
+    assert [tensor.dtype for tensor in file.headers] == ["F4", "complex64"]
+    for name in ("a", "b"):
+        with pytest.raises(DataError, match=f"::{name}: expected float16"):
+            file.read(name)
+
+
+def test_absent_file_and_a_near_name(put: Put, tmp_path: Path) -> None:
+    put("query.npy", NPY)
+    with pytest.raises(DataError, match="expected a file, got no file of this name") as caught:
+        open_file(str(tmp_path / "qurey.npy"))
+    assert caught.value.advice == f"Did you mean {tmp_path / 'query.npy'}?"
+    with pytest.raises(DataError) as caught:
+        open_file(str(tmp_path / "none" / "q.npy"))
+    assert caught.value.advice == f"There is no folder {tmp_path / 'none'} either."
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m\n.npy", "a" * 5000, "\udcff", "a\0b"])
+def test_strange_names_are_safe_to_print(name: str) -> None:
+    with pytest.raises(DataError) as caught:
+        open_file(name)
+    build.assert_fit_to_print(caught.value)
+
+
+def test_directory_device_and_socket(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="got a directory"):
+        open_file(str(tmp_path))
+    with pytest.raises(DataError, match="got a device or a socket"):
+        open_file(os.devnull)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        with pytest.raises(DataError, match="got a device or a socket"):
+            open_file(str(tmp_path / "s"))
+
+
+def test_permission_denied(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put("q.npy", NPY)
+
+    def refuse(self: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    # Who runs the tests may be allowed everything.
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataError, match="a file that can be read, got permission denied"):
+        open_file(path)
+
+
+def test_a_member_of_damaged_bytes_is_told_by_its_checksum(put: Put) -> None:
+    large = np.arange(50_000.0)
+    data = bytearray(build.npz(q=large, k=large))
+    data[data.index(large[-3:].tobytes())] ^= 1
+    file = open_file(put("a.npz", bytes(data)))
+    assert np.array_equal(file.read("k").array, large)
+    with pytest.raises(DataError, match="::q: expected intact data, got a damaged archive member"):
+        file.read("q")
+
+
+def test_a_deflated_bomb_is_refused_before_it_expands(
+    put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = build.npy(np.zeros(1_000_000))
+    file = open_file(put("a.npz", build.archive({"q.npy": member}, zipfile.ZIP_DEFLATED)))
+    monkeypatch.setattr(limits, "available_memory", lambda: 1_000_000)
+    with pytest.raises(ResourceError, match=r"::?.*needs 8.0 MB of memory, 1.0 MB is available"):
+        file.read("q")
+
+
+def test_missing_tensor_names_those_present(put: Put) -> None:
+    file = open_file(put("a.npz", build.npz(q=ROWS, k=ROWS)))
+    with pytest.raises(DataError, match="expected a tensor named w, got q, k"):
+        file.read("w")
+    with pytest.raises(DataError, match="expected one tensor, got q, k"):
+        file.read()
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "pt", "legacy.pt", "pkl"])
+def test_nothing_in_a_file_is_executed(put: Put, tmp_path: Path, kind: str) -> None:
+    trap = build.Trap(tmp_path / "sprung")
+    objects = build.npy(np.array([trap], dtype=object), allow_pickle=True)
+    data = {
+        "npy": objects,
+        "npz": build.archive({"q.npy": objects}),
+        "pt": build.torch_file({"q": trap}),
+        "legacy.pt": build.torch_file({"q": trap}, legacy=True),
+        "pkl": pickle.dumps(trap),
+    }[kind]
+    with pytest.raises(DataError) as caught:
+        open_file(put(f"a.{kind}", data)).read()
+    build.assert_fit_to_print(caught.value)
+    assert not trap.path.exists()
+    pickle.loads(pickle.dumps(trap))
+    assert stat.S_ISDIR(trap.path.stat().st_mode), "the trap itself must work"
+
+
+def test_endless_nesting_in_a_torch_file(put: Put) -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    bomb: list[object] = []
+    for _ in range(40):
+        bomb = [bomb, bomb]
+    for value in (endless, bomb):
+        with pytest.raises(DataError, match="endless nesting"):
+            open_file(put("a.pt", build.torch_file(value)))
+
+
+def test_torch_tensors_that_are_no_plain_arrays(put: Put) -> None:
+    import torch
+
+    value = {
+        "sparse": torch.eye(2).to_sparse(),
+        "meta": torch.empty(2, device="meta"),
+        "complex": torch.eye(2) * 1j,
+    }
+    file = open_file(put("a.pt", build.torch_file(value)))
+    for name in value:
+        with pytest.raises(DataError, match=f"a.pt::{name}: expected") as caught:
+            file.read(name)
+        build.assert_fit_to_print(caught.value)
+
+
+def test_torch_names_that_collide(put: Put) -> None:
+    import torch
+
+    value = {"a.b": torch.eye(2), "a": {"b": torch.eye(2)}}
+    with pytest.raises(DataError, match=r"expected each name once, got a\.b twice"):
+        open_file(put("a.pt", build.torch_file(value)))
+
+
+def test_torch_file_without_tensors(put: Put) -> None:
+    with pytest.raises(DataError, match="expected tensors, got a torch file without any"):
+        open_file(put("a.pt", build.torch_file({"n": 3, "s": "text", "l": list(range(10))})))
+
+
+def test_metadata_must_be_json_objects(put: Put) -> None:
+    for text in ("3", "[]", json.dumps({"": 3}), "[" * 100_000):
+        header = {"__metadata__": {"attncli": text}, "q": F32}
+        with pytest.raises(AttncliError, match="group → options"):
+            open_file(put("a.safetensors", build.safetensors(header, bytes(8))))
