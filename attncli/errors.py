@@ -50,7 +50,7 @@ class ResourceError(AttncliError):
     exit_code = ExitCode.DATA
 
 
-class CheckFailed(AttncliError):
+class CheckFailedError(AttncliError):
     """A check that the user asked for found what it looks for."""
 
     exit_code = ExitCode.CHECK_FAILED

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from attncli.attention.layout import to_bhsd
@@ -14,6 +15,8 @@ from attncli.attention.options import Layout, Precision
 from attncli.errors import DataError, ResourceError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from attncli.attention.options import AttentionOptions
 
 # Up to so many scores, float64 costs less than anyone notices.
@@ -71,6 +74,11 @@ class Problem:
         """Width of one value; None where there are no values."""
         return None if self.v is None else self.v.shape[-1]
 
+    @property
+    def numpy_dtype(self) -> np.dtype[np.floating[Any]]:
+        """NumPy's name for the dtype of the arithmetic."""
+        return np.dtype(np.float32 if self.dtype == torch.float32 else np.float64)
+
     def kv_head(self, head: int) -> int:
         """The key and value head that a query head uses: heads are interleaved, not tiled."""
         return head // (self.sizes.heads // self.kv_heads)
@@ -92,6 +100,7 @@ def make_problem(
     precision: Precision = Precision.AUTO,
     device: str = "auto",
     allow_nonfinite: bool = False,
+    came_as: Sequence[torch.dtype] | None = None,
 ) -> Problem:
     """Check Q, K and V against each other and the options.
 
@@ -106,6 +115,7 @@ def make_problem(
         precision: dtype of the arithmetic.
         device: "auto", "cpu", "cuda" or "cuda:N".
         allow_nonfinite: whether NaN and inf in the tensors are let through.
+        came_as: dtypes of the input, where Q, K and V were computed from it in another one.
 
     Raises:
         DataError: shapes that do not fit each other, or NaN and inf that are not allowed.
@@ -135,18 +145,20 @@ def make_problem(
         temperature=options.temperature,
         softcap=options.softcap,
         sinks=_sinks(options, query_heads),
-        dtype=compute_dtype(precision, list(ready.values()), sizes),
+        dtype=compute_dtype(precision, came_as or [t.dtype for t in ready.values()], sizes),
         device=choose_device(device),
         warnings=(*warnings, *mask.warnings),
     )
 
 
-def compute_dtype(precision: Precision, tensors: list[torch.Tensor], sizes: Sizes) -> torch.dtype:
+def compute_dtype(
+    precision: Precision, came_as: Sequence[torch.dtype], sizes: Sizes
+) -> torch.dtype:
     """The dtype of the arithmetic: under "auto" float64 for few cells or float64 input."""
     if precision is not Precision.AUTO:
         return torch.float32 if precision is Precision.FLOAT32 else torch.float64
     cells = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len
-    exact = any(tensor.dtype == torch.float64 for tensor in tensors)
+    exact = torch.float64 in came_as
     return torch.float64 if exact or cells <= FLOAT64_CELLS else torch.float32
 
 

@@ -5,14 +5,15 @@ No stage is ever held for all queries and keys: a block is some query rows of on
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import torch
 
 from attncli.attention import steps
+from attncli.attention.project import project_output
 from attncli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from attncli.attention.mask import Mask
     from attncli.attention.problem import Problem
+
+Rows = tuple[int, ...] | range
 
 # Cells of one block: 2²² float64 are 32 MiB, and a handful of such arrays live at once.
 BLOCK_CELLS = 1 << 22
@@ -45,13 +48,16 @@ class Stage(StrEnum):
         return self in (Stage.SCORES, Stage.SCALED, Stage.CAPPED, Stage.MASKED, Stage.WEIGHTS)
 
 
+_BEFORE_SOFTMAX = (Stage.SCORES, Stage.SCALED, Stage.CAPPED, Stage.MASKED)
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which batches, heads and query rows to look at, in the order asked for."""
 
     batches: tuple[int, ...]
     heads: tuple[int, ...]
-    rows: tuple[int, ...] | range
+    rows: Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,78 +65,23 @@ class Block:
     """Some query rows of one head at one stage.
 
     Attributes:
+        stage: which stage.
         batch, head: indices into the tensors.
         at: where the first of these rows stands among the selected rows.
         rows: indices of the queries.
         values: (rows, columns), in the dtype of the arithmetic, on the CPU.
         visible: bool (rows, columns); None where every cell counts.
-        real: how many of the rows, from the first, are not padding; the rest count for nothing.
+        real: bool (rows,), True for queries that are not padding; the others count for nothing.
     """
 
+    stage: Stage
     batch: int
     head: int
     at: int
-    rows: tuple[int, ...] | range
+    rows: Rows
     values: torch.Tensor
     visible: torch.Tensor | None
     real: torch.Tensor
-
-
-@dataclass(slots=True)
-class StageStatistics:
-    """Running statistics of the cells of a stage.
-
-    min, max, mean and std (population) are of the finite visible cells, and None where there are
-    none; the counts say what the others were. Blocks are combined by their centred sums, so that
-    large means do not cancel.
-
-    Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm" (1979).
-    """
-
-    n_masked: int = 0
-    n_nan: int = 0
-    n_posinf: int = 0
-    n_neginf: int = 0
-    count: int = 0
-    minimum: float = math.inf
-    maximum: float = -math.inf
-    _mean: float = field(default=0.0, repr=False)
-    _squares: float = field(default=0.0, repr=False)
-
-    def add(self, block: Block) -> None:
-        """Take in the cells of one block."""
-        real = block.real[:, None].expand(block.values.shape)
-        counted = real if block.visible is None else real & block.visible
-        self.n_masked += int(real.sum()) - int(counted.sum())
-        self.add_values(block.values[counted])
-
-    def add_values(self, cells: torch.Tensor) -> None:
-        """Take in a flat tensor of visible cells."""
-        self.n_nan += int(torch.isnan(cells).sum())
-        self.n_posinf += int(torch.isposinf(cells).sum())
-        self.n_neginf += int(torch.isneginf(cells).sum())
-        finite = cells[torch.isfinite(cells)].to(torch.float64)
-        if finite.numel() == 0:
-            return
-        mean = float(finite.mean())
-        squares = float((finite - mean).square().sum())
-        total = self.count + finite.numel()
-        shift = mean - self._mean
-        self._squares += squares + shift * shift * self.count * finite.numel() / total
-        self._mean += shift * finite.numel() / total
-        self.count = total
-        self.minimum = min(self.minimum, float(finite.min()))
-        self.maximum = max(self.maximum, float(finite.max()))
-
-    @property
-    def mean(self) -> float | None:
-        """Mean of the finite visible cells."""
-        return self._mean if self.count else None
-
-    @property
-    def std(self) -> float | None:
-        """Population standard deviation of the finite visible cells."""
-        return math.sqrt(self._squares / self.count) if self.count else None
 
 
 def stages_of(problem: Problem) -> list[Stage]:
@@ -142,9 +93,24 @@ def stages_of(problem: Problem) -> list[Stage]:
     return found if problem.v is None else [*found, Stage.OUTPUT]
 
 
-def columns_of(problem: Problem, stage: Stage) -> int:
-    """How many columns a stage of this problem has."""
-    return problem.sizes.k_len if stage.over_keys else problem.dv or 0
+def shape_of(
+    problem: Problem,
+    stage: Stage,
+    selection: Selection,
+    output_projection: torch.Tensor | None = None,
+) -> tuple[int, int, int, int]:
+    """(batches, heads, rows, columns) of a stage for a selection."""
+    heads, rows = len(selection.heads), len(selection.rows)
+    if stage in (Stage.K, Stage.V):
+        heads = len({problem.kv_head(head) for head in selection.heads})
+        rows = problem.sizes.k_len
+    columns = problem.sizes.k_len if stage.over_keys else problem.dv or 0
+    if stage in (Stage.Q, Stage.K):
+        columns = problem.dk
+    if stage is Stage.PROJECTED:
+        assert output_projection is not None
+        heads, columns = 1, output_projection.shape[1]
+    return len(selection.batches), heads, rows, columns
 
 
 def select(
@@ -153,7 +119,9 @@ def select(
     heads: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
 ) -> Selection:
-    """Turn indices as a user gives them, negative ones counting from the end, into a selection.
+    """Turn indices as a user gives them into a selection.
+
+    Negative ones count from the end; one that is named twice is taken once.
 
     Raises:
         UsageError: an index beyond its axis.
@@ -166,32 +134,42 @@ def select(
     )
 
 
-def stage_blocks(problem: Problem, stage: Stage, selection: Selection) -> Iterator[Block]:
-    """Compute one stage for the selection, one head and some rows at a time.
+def stage_blocks(
+    problem: Problem,
+    stages: Sequence[Stage],
+    selection: Selection,
+    output_projection: torch.Tensor | None = None,
+) -> Iterator[Block]:
+    """Compute stages for the selection, one head and some query rows at a time.
 
     Args:
         problem: what to compute.
-        stage: one that `stages_of` the problem lists.
+        stages: some that `stages_of` the problem lists.
         selection: which batches, heads and rows.
+        output_projection: W_O (H·d_v, d), needed for the stage `projected` alone.
+
+    Yields:
+        For each batch, head and run of rows a block per stage, in the order of `stages`; those
+        that are not over queries and keys (q, k, v, projected) come after the others.
     """
     mask = problem.mask.to_torch(problem.device)
     step = max(1, BLOCK_CELLS // max(1, problem.sizes.k_len))
-    for batch in selection.batches:
-        real = mask.real_queries(batch)
-        for head in selection.heads:
-            inputs = _HeadInputs.of(problem, batch, head)
-            for at in range(0, len(selection.rows), step):
-                rows = selection.rows[at : at + step]
-                values, visible = _compute(problem, inputs, stage, rows, mask)
-                yield Block(
-                    batch,
-                    head,
-                    at,
-                    rows,
-                    values.cpu(),
-                    visible.cpu() if stage.over_keys else None,
-                    torch.tensor([row < real for row in rows], dtype=torch.bool),
-                )
+    by_rows = [stage for stage in stages if stage.over_keys or stage is Stage.OUTPUT]
+    for batch, head in itertools.product(selection.batches, selection.heads) if by_rows else ():
+        inputs = _HeadInputs.of(problem, batch, head)
+        for at in range(0, len(selection.rows), step):
+            rows = selection.rows[at : at + step]
+            values, visible = _compute(problem, inputs, by_rows, rows, mask)
+            real = _real(mask, batch, rows)
+            for stage in by_rows:
+                seen = visible if stage.over_keys else None
+                yield Block(stage, batch, head, at, rows, values[stage], seen, real)
+    for stage in stages:
+        if stage in (Stage.Q, Stage.K, Stage.V):
+            yield from _input_blocks(problem, stage, selection, mask)
+        elif stage is Stage.PROJECTED:
+            assert output_projection is not None  # the stage is offered only where it is given
+            yield from _projected_blocks(problem, selection, mask, output_projection, step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +191,12 @@ class _HeadInputs:
 
 
 def _compute(
-    problem: Problem,
-    inputs: _HeadInputs,
-    stage: Stage,
-    rows: tuple[int, ...] | range,
-    mask: Mask,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values (rows, columns) of one stage, and visibility (rows, S_k)."""
-    index = slice(rows.start, rows.stop) if isinstance(rows, range) else torch.tensor(rows)
+    problem: Problem, inputs: _HeadInputs, stages: Sequence[Stage], rows: Rows, mask: Mask
+) -> tuple[dict[Stage, torch.Tensor], torch.Tensor]:
+    """Values (rows, columns) of each stage, and visibility (rows, S_k), all on the CPU."""
+    index = _index(rows)
     batch, head = slice(inputs.batch, inputs.batch + 1), slice(inputs.head, inputs.head + 1)
-    visible = mask.visible(batch, head, index, slice(None))[0, 0]  # (rows, S_k)
+    visible = mask.visible(batch, head, index, slice(None))[0, 0]  # (rows | 1, S_k | 1)
     bias = mask.bias(batch, head, index, slice(None))
     found = steps.logits(
         problem.cast(inputs.q[index]),
@@ -233,14 +207,53 @@ def _compute(
         visible=visible,
         bias=None if bias is None else bias[0, 0],
     )
-    if stage not in (Stage.WEIGHTS, Stage.OUTPUT):
-        return getattr(found, stage), found.visible
-    sink = None if problem.sinks is None else problem.cast(problem.sinks[inputs.head])
-    weights = steps.softmax(found.masked, found.visible, sink).weights
-    if stage is Stage.WEIGHTS:
-        return weights, found.visible
-    assert inputs.v is not None  # `stages_of` lists the output only where there are values
-    return steps.weighted_sum(weights, inputs.v, found.visible), found.visible
+    values = {stage: getattr(found, stage) for stage in stages if stage in _BEFORE_SOFTMAX}
+    if len(values) < len(stages):
+        sink = None if problem.sinks is None else problem.cast(problem.sinks[inputs.head])
+        weights = steps.softmax(found.masked, found.visible, sink).weights
+        values[Stage.WEIGHTS] = weights
+        if inputs.v is not None and Stage.OUTPUT in stages:
+            values[Stage.OUTPUT] = steps.weighted_sum(weights, inputs.v, found.visible)
+    return {stage: value.cpu() for stage, value in values.items()}, found.visible.cpu()
+
+
+def _input_blocks(
+    problem: Problem, stage: Stage, selection: Selection, mask: Mask
+) -> Iterator[Block]:
+    """Q for the selected rows, or all keys or values of the heads that the selection uses."""
+    tensor = getattr(problem, stage)
+    shared = dict.fromkeys(problem.kv_head(head) for head in selection.heads)
+    rows = selection.rows if stage is Stage.Q else range(problem.sizes.k_len)
+    for batch in selection.batches:
+        everything = torch.ones(len(rows), dtype=torch.bool)
+        real = _real(mask, batch, rows) if stage is Stage.Q else everything
+        for head in selection.heads if stage is Stage.Q else shared:
+            values = problem.cast(tensor[batch, head][_index(rows)]).cpu()
+            yield Block(stage, batch, head, 0, rows, values, None, real)
+
+
+def _projected_blocks(
+    problem: Problem, selection: Selection, mask: Mask, weight: torch.Tensor, step: int
+) -> Iterator[Block]:
+    """The output of all heads together, times W_O; its one head is called 0."""
+    for batch in selection.batches:
+        inputs = [_HeadInputs.of(problem, batch, head) for head in range(problem.sizes.heads)]
+        for at in range(0, len(selection.rows), step):
+            rows = selection.rows[at : at + step]
+            parts = [_compute(problem, one, [Stage.OUTPUT], rows, mask)[0] for one in inputs]
+            output = torch.stack([part[Stage.OUTPUT] for part in parts])[None]  # (1, H, rows, d_v)
+            values = project_output(output, weight.to(output))[0, 0]  # (rows, d)
+            yield Block(Stage.PROJECTED, batch, 0, at, rows, values, None, _real(mask, batch, rows))
+
+
+def _real(mask: Mask, batch: int, rows: Rows) -> torch.Tensor:
+    """Bool (rows,): which of the queries are not padding."""
+    real = mask.real_queries(batch)
+    return torch.tensor([row < real for row in rows], dtype=torch.bool)
+
+
+def _index(rows: Rows) -> slice | torch.Tensor:
+    return slice(rows.start, rows.stop) if isinstance(rows, range) else torch.tensor(rows)
 
 
 def _indices(option: str, wanted: Sequence[int] | None, length: int) -> tuple[int, ...] | range:
@@ -250,4 +263,4 @@ def _indices(option: str, wanted: Sequence[int] | None, length: int) -> tuple[in
         if not -length <= index < length:
             limits = f"from {-length} to {length - 1}" if length else "none, the axis is empty"
             raise UsageError(option, f"expected an index {limits}, got {index}")
-    return tuple(index % length for index in wanted)
+    return tuple(dict.fromkeys(index % length for index in wanted))

@@ -1,0 +1,76 @@
+"""Extremes and moments of more numbers than are held at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class RunningStatistics:
+    """Statistics of the numbers taken in so far.
+
+    minimum, maximum, mean and std (population) are of the finite ones; the counts say what the
+    others were. Parts are combined by their centred sums, so that large means do not cancel.
+
+    Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm" (1979).
+    """
+
+    n_nan: int = 0
+    n_posinf: int = 0
+    n_neginf: int = 0
+    count: int = 0
+    minimum: float = math.inf
+    maximum: float = -math.inf
+    _mean: float = field(default=0.0, repr=False)
+    _squares: float = field(default=0.0, repr=False)
+
+    def add(self, numbers: NDArray[Any]) -> None:
+        """Take in a part, of any real dtype."""
+        exact = numbers.ravel(order="K").astype(np.float64, copy=False)
+        finite = exact[np.isfinite(exact)]
+        if finite.size < exact.size:
+            self.n_nan += int(np.isnan(exact).sum())
+            self.n_posinf += int(np.isposinf(exact).sum())
+            self.n_neginf += int(np.isneginf(exact).sum())
+        if finite.size == 0:
+            return
+        mean = float(finite.mean())
+        with np.errstate(over="ignore"):  # a variance beyond float64 is inf, and is shown as that
+            squares = float(np.square(finite - mean).sum())
+        total = self.count + finite.size
+        shift = mean - self._mean
+        self._squares += squares + shift * shift * (self.count * finite.size / total)
+        self._mean += shift * (finite.size / total)
+        self.count = total
+        self.minimum = min(self.minimum, float(finite.min()))
+        self.maximum = max(self.maximum, float(finite.max()))
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the finite numbers; None where there are none."""
+        return self._mean if self.count else None
+
+    @property
+    def std(self) -> float | None:
+        """Population standard deviation of the finite numbers; None where there are none."""
+        return math.sqrt(self._squares / self.count) if self.count else None
+
+    @property
+    def record(self) -> dict[str, float | int | None]:
+        """Extremes and moments, None where nothing is finite, and what the other numbers were."""
+        return {
+            "n_nan": self.n_nan,
+            "n_posinf": self.n_posinf,
+            "n_neginf": self.n_neginf,
+            "min": self.minimum if self.count else None,
+            "max": self.maximum if self.count else None,
+            "mean": self.mean,
+            "std": self.std,
+        }

@@ -1,0 +1,266 @@
+"""From the input options to groups of Q, K and V, in whatever way they were given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from attncli.cli.values import several
+from attncli.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from attncli.cli.options import InputOptions
+    from attncli.files.container import TensorFile
+
+ROLES = ("q", "k", "v")
+RANDOM_OPTIONS = ("batch", "q_len", "k_len", "dk", "dv", "seed")
+RANDOM_OR_PACKED = ("heads", "kv_heads")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Q, K and V that belong together, as they came.
+
+    Attributes:
+        source: the file they came from, "example" or "random"; None where there are several.
+        name: the group's name in its bundle; "" for none.
+        tensors: "q", "k" and where given "v", in the rank and dtype they came in.
+        described: the `inputs` of the record: role → source, shape, dtype.
+        declared: options that the bundle declares for this group, by their names.
+        labels: a token per position; None for none.
+        seed: what random tensors were drawn from; None for others.
+        output_projection: W_O (H·d_v, d), where given.
+        warnings: what the reader of the results should know.
+    """
+
+    source: str | None
+    name: str
+    tensors: dict[str, torch.Tensor]
+    described: dict[str, dict[str, Any]]
+    declared: dict[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] | None = None
+    seed: int | None = None
+    output_projection: torch.Tensor | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def is_projected(self) -> bool:
+        """Whether Q, K and V were computed from X."""
+        return "x" in self.described
+
+
+def load_groups(options: InputOptions, *, example: bool = False) -> list[Group]:
+    """Load, project or draw the tensors that the input options name.
+
+    Args:
+        options: as the user gave them.
+        example: whether nothing given means the embedded example, not random tensors.
+
+    Raises:
+        UsageError: options that exclude each other or lack a partner.
+        DataError: files that cannot be read or do not hold what they should.
+    """
+    named = {role: getattr(options, role) for role in ROLES if getattr(options, role) is not None}
+    if options.x is not None or options.wq is not None or options.wo is not None:
+        return [_projected(options, named)]
+    if not options.files and not named:
+        return [_made_up(options, example)]
+    _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "the files")
+    wanted = several(options.group)
+    if options.files:
+        groups = _from_files(options.files, wanted, options.dtype)
+    else:
+        groups = [Group(None, "", {}, {})]
+    if named:
+        groups = [_with_named(groups, named, options.dtype)]
+    if wanted and not (options.files and any(group.name for group in groups)):
+        raise UsageError("--group", "expected a bundle with groups, got tensors without any")
+    return [_complete(group) for group in groups]
+
+
+def read_tensor(spec: str, option: str, dtype: str | None = None) -> tuple[torch.Tensor, list[str]]:
+    """One tensor from FILE or FILE::NAME, with warnings about the file."""
+    from attncli.files.convert import as_torch
+    from attncli.files.roles import read_one
+
+    stored, warnings = read_one(spec, option)
+    return as_torch(stored, dtype), warnings
+
+
+def _made_up(options: InputOptions, example: bool) -> Group:
+    """The embedded example, or random tensors where any of their options is given."""
+    from attncli.attention import draw
+    from attncli.files.convert import torch_dtype
+
+    asked = any(getattr(options, name) is not None for name in (*RANDOM_OPTIONS, *RANDOM_OR_PACKED))
+    if several(options.group):
+        raise UsageError("--group", "expected a bundle beside it, got no file")
+    if example and not asked:
+        kind = torch_dtype(options.dtype or "float64")
+        cast = (tensor.to(kind) for tensor in draw.example())
+        return _described_group("example", dict(zip(ROLES, cast, strict=True)))
+    sizes = ("batch", "heads", "kv_heads", "q_len", "k_len", "dk", "dv")
+    given = {size: getattr(options, size) for size in sizes}
+    shape = draw.RandomShape(**{size: value for size, value in given.items() if value is not None})
+    seed = options.seed or 0
+    drawn = draw.draw(shape, seed, torch_dtype(options.dtype or "float32"))
+    return _described_group("random", dict(zip(ROLES, drawn, strict=True)), seed=seed)
+
+
+def _described_group(
+    source: str, tensors: dict[str, torch.Tensor], seed: int | None = None
+) -> Group:
+    described = {role: describe(source, tensor) for role, tensor in tensors.items()}
+    return Group(source, "", tensors, described, seed=seed)
+
+
+def describe(source: str, tensor: torch.Tensor) -> dict[str, Any]:
+    """What a record says of an input."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"source": source, "shape": list(tensor.shape), "dtype": dtype}
+
+
+def _from_files(names: list[str], wanted: list[str], dtype: str | None) -> list[Group]:
+    """The groups of every bundle, or one group of files with a tensor each."""
+    from attncli.files.reader import open_file
+
+    if names.count("-") > 1:
+        raise UsageError("-", "expected standard input to be read once, got it several times")
+    files = [open_file(name) for name in names]
+    single = [file for file in files if len(file.headers) == 1]
+    if single and len(single) < len(files):
+        raise UsageError(
+            single[0].source,
+            "expected either bundles or files of one tensor each, got both",
+            "name tensors one by one with --q, --k and --v FILE::NAME",
+        )
+    if single:
+        return [_from_roles(files, dtype)]
+    return [group for file in files for group in _from_bundle(file, wanted, dtype)]
+
+
+def _from_roles(files: list[TensorFile], dtype: str | None) -> Group:
+    from attncli.files.convert import as_torch
+
+    if len(files) > len(ROLES):
+        raise UsageError("FILE", f"expected q, k and v, got {len(files)} files of one tensor each")
+    warnings: list[str] = []
+    tensors, described = {}, {}
+    for role, file in zip(ROLES, files, strict=False):
+        stored = file.read(None)
+        tensors[role] = as_torch(stored, dtype)
+        described[role] = describe(stored.source, tensors[role])
+        warnings += file.warnings
+    return Group(None, "", tensors, described, warnings=tuple(warnings))
+
+
+def _from_bundle(file: TensorFile, wanted: list[str], dtype: str | None) -> list[Group]:
+    from attncli.files.convert import as_torch
+    from attncli.files.roles import groups_of
+
+    groups: list[Group] = []
+    for name, roles in groups_of(file, wanted).items():
+        tensors, described = {}, {}
+        for role, tensor_name in roles.items():
+            if tensor_name is not None:
+                stored = file.read(tensor_name)
+                tensors[role] = as_torch(stored, dtype)
+                described[role] = describe(stored.source, tensors[role])
+        declared = dict(file.metadata.get(name, {}))
+        labels = declared.pop("labels", None)
+        groups.append(
+            Group(
+                file.source,
+                name,
+                tensors,
+                described,
+                declared=declared,
+                labels=None if labels is None else tuple(map(str, labels)),
+                warnings=() if groups else tuple(file.warnings),
+            )
+        )
+    return groups
+
+
+def _with_named(groups: list[Group], named: dict[str, str], dtype: str | None) -> Group:
+    """A group in which --q, --k and --v fill or replace roles."""
+    from dataclasses import replace
+
+    if len(groups) > 1:
+        option = "--" + next(iter(named))
+        raise UsageError(
+            option, f"expected one group to put it into, got {len(groups)}", "choose with --group"
+        )
+    (group,) = groups
+    tensors, described, warnings = dict(group.tensors), dict(group.described), list(group.warnings)
+    for role, spec in named.items():
+        tensors[role], said = read_tensor(spec, f"--{role}", dtype)
+        described[role] = describe(spec, tensors[role])
+        warnings += said
+    return replace(group, tensors=tensors, described=described, warnings=tuple(warnings))
+
+
+def _complete(group: Group) -> Group:
+    """The group, if it has both queries and keys."""
+    for role in ("q", "k"):
+        if role not in group.tensors:
+            got = ", ".join(group.tensors)
+            raise UsageError(f"--{role}", f"expected q and k, got only {got}")
+    return group
+
+
+def _projected(options: InputOptions, named: dict[str, str]) -> Group:
+    """Q, K and V projected from X by weight files."""
+    from attncli.attention.options import WeightsLayout
+    from attncli.attention.project import project
+
+    _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "--x")
+    if options.files or named:
+        other = options.files[0] if options.files else "--" + next(iter(named))
+        raise UsageError(other, "expected no other Q, K or V beside --x, got one")
+    for name in ("x", "wq", "wk"):
+        if getattr(options, name) is None:
+            raise UsageError(f"--{name}", "expected --x, --wq and --wk together, got none")
+    if options.wo is not None and options.wv is None:
+        raise UsageError("--wo", "expected --wv beside it, got none")
+    loaded, described, warnings = {}, {}, []
+    for name in ("x", "wq", "wk", "wv", "wo"):
+        spec = getattr(options, name)
+        if spec is not None:
+            loaded[name], said = read_tensor(spec, f"--{name}", options.dtype)
+            described[name] = describe(spec, loaded[name])
+            warnings += said
+    out_in = options.weights_layout is WeightsLayout.OUT_IN
+    weights = {n: w.mT if out_in and w.ndim == 2 else w for n, w in loaded.items() if n != "x"}
+    output_projection = weights.pop("wo", None)
+    heads = options.heads or 1
+    tensors = project(loaded["x"], weights, heads, options.kv_heads or heads)
+    if output_projection is not None:
+        _check_output_projection(output_projection, tensors["v"], heads)
+    return Group(
+        None,
+        "",
+        tensors,
+        described,
+        output_projection=output_projection,
+        warnings=tuple(warnings),
+    )
+
+
+def _check_output_projection(weight: torch.Tensor, v: torch.Tensor, heads: int) -> None:
+    width = heads * v.shape[-1]
+    if weight.ndim != 2 or weight.shape[0] != width:
+        raise DataError(
+            "--wo",
+            f"expected (H·d_v, d) with H·d_v={width}, got {tuple(weight.shape)}",
+            "--weights-layout out-in takes the weight of an nn.Linear",
+        )
+
+
+def _refuse(options: InputOptions, names: tuple[str, ...], what: str, beside: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(option, f"expected nothing beside {beside}, got it; it {what}")

@@ -1,0 +1,98 @@
+"""`attncli inspect`: what a file holds, before anything is computed from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+from attncli.cli.command import command
+from attncli.cli.options import WorkOptions, make_printer
+from attncli.report.choices import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from attncli.files.tensor import StoredTensor
+
+
+# Elements looked at together.
+PART = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class InspectOptions:
+    """What to look at."""
+
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files of tensors; '-' is stdin.")
+    ]
+    dtype: Annotated[
+        str | None,
+        Option("--dtype", metavar="NAME", help="What the raw bytes of a '|V2' tensor are."),
+    ] = None
+
+
+def register(app: typer.Typer) -> None:
+    """Add `inspect` to the program."""
+
+    @command(app, "inspect")
+    def inspect(chosen: InspectOptions, work: WorkOptions) -> None:
+        """List the tensors of files: names, shapes, dtypes, non-finite counts, moments.
+
+        Minimum, maximum, mean and standard deviation (population) are of the finite values.
+        """
+        from attncli.report import document as report
+        from attncli.report.record_table import record_table
+        from attncli.report.records import INSPECT
+
+        printer = make_printer(work)
+        warnings: list[str] = []
+        records = list(_records(chosen, warnings))
+        printer.warn(warnings)
+        columns = [column.key for column in INSPECT]
+        if work.format is Format.JSON:
+            params = {"dtype": chosen.dtype}
+            printer.write(
+                report.document(
+                    "inspect", inputs={}, params=params, warnings=printer.warned, data=records
+                )
+            )
+        elif work.format is Format.NDJSON:
+            printer.write(report.ndjson(records))
+        elif work.format is Format.CSV:
+            printer.write(report.csv_lines(columns, records))
+        else:
+            printer.show(record_table(INSPECT, records, printer, digits=work.digits))
+
+
+def _records(chosen: InspectOptions, warnings: list[str]) -> Iterator[dict[str, Any]]:
+    from attncli.files.reader import open_file
+
+    for name in chosen.files:
+        file = open_file(name)
+        for header in file.headers:
+            stored = file.read(header.name)
+            yield {
+                "source": file.source,
+                "name": header.name,
+                "shape": list(header.shape),
+                "dtype": header.dtype,
+                "elements": int(stored.array.size),
+                "bytes": int(stored.array.nbytes),
+            } | _moments(stored, chosen.dtype)
+        warnings += [text if text.startswith(name) else f"{name}: {text}" for text in file.warnings]
+
+
+def _moments(stored: StoredTensor, dtype: str | None) -> dict[str, Any]:
+    """Counts, extremes and moments, in parts that bound what is in memory."""
+    from attncli.attention.running import RunningStatistics
+    from attncli.files.convert import as_float
+
+    statistics = RunningStatistics()
+    flat = stored.array.ravel(order="K")  # no copy, since files hold whole arrays
+    for start in range(0, flat.size, PART):
+        statistics.add(as_float(replace(stored, array=flat[start : start + PART]), dtype))
+    return statistics.record

@@ -1,0 +1,72 @@
+"""From a group and the options to a checked problem, and what `params` says of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attncli.cli.shape import read_shape, shape_record
+from attncli.errors import AttncliError
+
+if TYPE_CHECKING:
+    from attncli.attention.problem import Problem
+    from attncli.cli.inputs import Group
+    from attncli.cli.options import InputOptions, ShapeOptions, WorkOptions
+    from attncli.cli.shape import Shape
+
+
+def problem_of(
+    group: Group, inputs: InputOptions, given: ShapeOptions, work: WorkOptions
+) -> tuple[Shape, Problem]:
+    """Check a group against the options.
+
+    Raises:
+        AttncliError: as `make_problem` does, naming the file where it names a role.
+    """
+    import torch
+
+    from attncli.attention.options import Layout
+    from attncli.attention.problem import make_problem
+
+    shape = read_shape(given, group.declared)
+    made_here = group.is_projected or group.source == "random"
+    layout = Layout.BHSD if made_here else inputs.layout
+    came_as = [getattr(torch, entry["dtype"]) for entry in group.described.values()]
+    try:
+        problem = make_problem(
+            group.tensors["q"],
+            group.tensors["k"],
+            group.tensors.get("v"),
+            shape.options,
+            layout=layout,
+            heads=inputs.heads,
+            kv_heads=inputs.kv_heads,
+            precision=work.precision,
+            device=work.device,
+            allow_nonfinite=inputs.allow_nonfinite,
+            came_as=came_as,
+        )
+    except AttncliError as error:
+        raise _with_file(error, group) from None
+    return shape, problem
+
+
+def params_record(group: Group, shape: Shape, problem: Problem) -> dict[str, Any]:
+    """Every option that decided the numbers, as it was used."""
+    record = shape_record(shape, problem.mask.offset)
+    record |= {
+        "scale": problem.scale,
+        "heads": problem.sizes.heads,
+        "kv_heads": problem.kv_heads,
+        "compute_dtype": str(problem.dtype).removeprefix("torch."),
+        "device": str(problem.device),
+        "seed": group.seed,
+    }
+    return record
+
+
+def _with_file(error: AttncliError, group: Group) -> AttncliError:
+    """The same error, with the file where it only named q, k or v."""
+    entry = group.described.get(error.where)
+    if entry is None:
+        return error
+    return type(error)(f"{error.where} ({entry['source']})", error.problem, error.advice)

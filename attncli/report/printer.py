@@ -1,0 +1,132 @@
+"""The one place that prints: results to standard output or a file, the rest to standard error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
+
+from attncli.report.choices import Color
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console, RenderableType
+
+# Off a terminal nothing is cut: wider than any table, and higher, since rich wants both.
+UNLIMITED = 1_000_000
+
+# What stands in for a character that the output's encoding lacks.
+FALLBACKS = str.maketrans(
+    {"√": "sqrt ", "ᵀ": "^T", "·": "*", "…": "...", "–": "-", "−": "-", "Σ": "sum ", "×": "x"}
+    | {"≤": "<=", "≥": ">=", "→": "->", "²": "^2", "ₖ": "_k", "ₕ": "_h", "∞": "inf", "τ": "T"}
+    | {"≈": "~", "█": "#", "▓": "#", "▒": "+", "░": ".", "½": "1/2", "ᵢ": "_i", "ⱼ": "_j"}
+    | {"≠": "!=", "σ": "sigma", "μ": "mu", "⌊": "[", "⌋": "]", "▀": "^", "▄": "_", "∈": "in"}
+)
+
+
+@dataclass(slots=True)
+class Printer:
+    """Where output goes and what it can show.
+
+    Attributes:
+        target: file to write, or "-" for standard output.
+        color: when to colour.
+        quiet: whether warnings and progress are left out.
+        warned: the warnings given so far, each once.
+    """
+
+    target: str = "-"
+    color: Color = Color.AUTO
+    quiet: bool = False
+    warned: list[str] = field(default_factory=list)
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether people will read the results in a terminal as they come."""
+        return self.target == "-" and sys.stdout.isatty()
+
+    @property
+    def width(self) -> int:
+        """Columns that a table may take."""
+        return shutil.get_terminal_size().columns if self.on_terminal else UNLIMITED
+
+    @property
+    def height(self) -> int:
+        """Lines that a terminal shows at once."""
+        return shutil.get_terminal_size().lines if self.on_terminal else UNLIMITED
+
+    @property
+    def colored(self) -> bool:
+        """Whether results carry colour."""
+        if self.color is not Color.AUTO:
+            return self.color is Color.ALWAYS
+        forbidden = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        return self.on_terminal and not forbidden
+
+    def warn(self, messages: Iterable[str]) -> None:
+        """Say each message once, on standard error."""
+        for message in messages:
+            if message not in self.warned:
+                self.warned.append(message)
+                if not self.quiet:
+                    self._to_stderr(f"attncli: warning: {message}")
+
+    def note(self, message: str) -> None:
+        """Say something that is no result and no warning, on standard error."""
+        if not self.quiet:
+            self._to_stderr(f"attncli: {message}")
+
+    def write(self, chunks: Iterable[str]) -> None:
+        """Write text to the target: a file appears whole or not at all."""
+        if self.target == "-":
+            for chunk in chunks:
+                sys.stdout.write(encodable(chunk, sys.stdout))
+            return
+        from attncli.files.writer import write_text
+
+        write_text(self.target, chunks)
+        self.note(f"wrote {self.target}")
+
+    def show(self, *parts: RenderableType) -> None:
+        """Write tables and lines of text."""
+        self.write(self.rendered(part) for part in parts)
+
+    def rendered(self, part: RenderableType) -> str:
+        """A table or line as text, with colour where the target shows it."""
+        console = self.console()
+        with console.capture() as captured:
+            console.print(part, soft_wrap=isinstance(part, str))
+        return captured.get()
+
+    def console(self) -> Console:
+        """A rich console of the target's width and colour, which interprets no markup."""
+        from rich.console import Console
+
+        options: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+        system = "auto" if self.colored and sys.stdout.isatty() else "256"
+        return Console(
+            width=self.width,
+            height=UNLIMITED,
+            force_terminal=self.colored,
+            color_system=system if self.colored else None,  # type: ignore[arg-type]
+            no_color=not self.colored,
+            legacy_windows=False,
+            **options,
+        )
+
+    def _to_stderr(self, line: str) -> None:
+        print(encodable(line, sys.stderr), file=sys.stderr)
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """The text in characters that the stream can encode."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        plain = text.translate(FALLBACKS)
+        return plain.encode(encoding, "replace").decode(encoding)
+    return text
