@@ -155,23 +155,30 @@ def _run(prepared: list[Prepared], chosen: ComputeOptions, work: WorkOptions) ->
     printer = make_printer(work)
     for one in prepared:
         printer.warn(one.warnings)
-    if chosen.explain:
+    if chosen.explain and work.format is not Format.JSON:
+        _gather_saved(prepared)
         from attncli.cli.explain import explain
 
-        return explain(prepared, printer, work)
+        explain(prepared, printer, work)
+        return
     streamed = work.format in (Format.CSV, Format.NDJSON)
     if streamed:
-        if chosen.save is not None:
-            _gather(prepared, keep=False)
+        _gather_saved(prepared)
         printer.write(_cells(prepared, work.format))
-        return None
+        return
     gathered = _gather(prepared, keep=True)
     if work.format is Format.JSON:
-        printer.write(_document(prepared, gathered, printer))
-        return None
+        printer.write(_document(prepared, gathered, printer, work))
+        return
     from attncli.cli.compute_table import show
 
-    return show(prepared, gathered, printer, work)
+    show(prepared, gathered, printer, work)
+
+
+def _gather_saved(prepared: list[Prepared]) -> None:
+    """Write what `--save` asks for, where nothing else needs the stages."""
+    if prepared[0].chosen.save is not None:
+        _gather(prepared, keep=False)
 
 
 def _gather(prepared: list[Prepared], *, keep: bool) -> list[list[StageResult]]:
@@ -231,13 +238,17 @@ def _cells(prepared: list[Prepared], form: Format) -> Iterator[str]:
 
 
 def _document(
-    prepared: list[Prepared], gathered: list[list[StageResult]], printer: Printer
+    prepared: list[Prepared],
+    gathered: list[list[StageResult]],
+    printer: Printer,
+    work: WorkOptions,
 ) -> Iterator[str]:
     """The JSON document: one group as it stands, several by name."""
     from attncli.report.document import document
 
     data = {
-        one.group.name: _data(one, found) for one, found in zip(prepared, gathered, strict=True)
+        one.group.name: _data(one, found, work)
+        for one, found in zip(prepared, gathered, strict=True)
     }
     described = {one.group.name: one.group.described for one in prepared}
     params = {one.group.name: _params(one) for one in prepared}
@@ -252,11 +263,16 @@ def _document(
     )
 
 
-def _data(one: Prepared, found: list[StageResult]) -> dict[str, Any]:
+def _data(one: Prepared, found: list[StageResult], work: WorkOptions) -> dict[str, Any]:
     from attncli.attention.cost import cost_of
     from attncli.report.stages import stage_record
 
-    return {
+    explained: dict[str, Any] = {}
+    if one.chosen.explain:
+        from attncli.cli.explain import explanation_record
+
+        explained["explanation"] = explanation_record(one, work)
+    return explained | {
         "stages": {str(result.stage): stage_record(result) for result in found},
         "cost": asdict(cost_of(one.problem)),
         "batches": list(one.selection.batches),

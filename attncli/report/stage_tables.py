@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from attncli.attention.stage_statistics import StageResult
     from attncli.report.printer import Printer
 
+PROSE_WIDTH = 88
 MASKED = "·"
 GAP = "…"
 
@@ -88,6 +90,21 @@ def heading(text: str, printer: Printer) -> RenderableType:
     from rich.text import Text
 
     return Text(text, style="bold" if printer.colored else "")
+
+
+def paragraph(text: str, printer: Printer, *, style: str = "", lead: str = "") -> RenderableType:
+    """Prose, indented, in lines that the eye can follow however wide the output is."""
+    from rich.text import Text
+
+    indent = "   "
+    wrapped = textwrap.fill(
+        text,
+        min(printer.width, PROSE_WIDTH),
+        initial_indent=indent + lead,
+        subsequent_indent=indent + " " * len(lead),
+        break_long_words=False,
+    )
+    return Text(wrapped, style=style if printer.colored else "")
 
 
 def summary_table(results: Sequence[StageResult], view: View) -> Table:
