@@ -1,0 +1,50 @@
+"""What every test of the command line needs: the program, run in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from attncli.cli.app import app
+
+SAMPLES = Path(__file__).parent.parent / "sample_inputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run of the program ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output as strict JSON."""
+        return json.loads(self.stdout, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"not strict JSON: {constant}")
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run `attncli ARGS`; fails unless the exit code is the expected one (0)."""
+
+    def run_program(*args: object, stdin: bytes | None = None, code: int = 0) -> Outcome:
+        result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
+        outcome = Outcome(result.exit_code, result.stdout, result.stderr)
+        assert outcome.code == code, (outcome.code, outcome.stderr, result.exception)
+        return outcome
+
+    return run_program
