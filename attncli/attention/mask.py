@@ -88,11 +88,18 @@ class Mask:
 
     def bias(self, batch: slice, head: slice, rows: Index, cols: slice) -> Array | None:
         """Float (b | 1, h | 1, rows, cols) to add to visible logits; None where there is none."""
-        bias = None if self.added is None else _block(self.added, batch, head, rows, cols)
+        bias = self.additive(batch, head, rows, cols)
         if self.slopes is None:
             return bias
         alibi = -self.slopes[None, head, None, None] * self.distance(batch, rows, cols)
         return alibi if bias is None else alibi + bias
+
+    def additive(self, batch: slice, head: slice, rows: Index, cols: slice) -> Array | None:
+        """Float (b | 1, h | 1, rows | 1, cols | 1) of an additive mask; None where there is none.
+
+        Unlike `bias` it leaves ALiBi out, for those who have a cheaper way to it.
+        """
+        return None if self.added is None else _block(self.added, batch, head, rows, cols)
 
     def distance(self, batch: slice, rows: Index, cols: slice) -> Array:
         """Int64 (b | 1, 1, rows, cols): |p − j|."""

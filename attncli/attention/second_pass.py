@@ -1,0 +1,128 @@
+"""What needs the finished softmax of every row: the mass of keys, and values that are broken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from attncli.attention.intervals import queries_per_key
+from attncli.attention.tiles import score_tile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from attncli.attention.head_group import HeadGroup
+    from attncli.attention.intervals import RowBlock, Tile
+    from attncli.attention.row_statistics import RowStatistics
+    from attncli.attention.tiles import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMass:
+    """What each key receives from all queries, (G, S_k) or (S_k,).
+
+    Attributes:
+        queries: int64, how many queries see the key.
+        mass: float64, Σ of the weights they give it.
+    """
+
+    queries: torch.Tensor
+    mass: torch.Tensor
+
+    def of_head(self, index: int) -> KeyMass:
+        """One head of the group."""
+        return KeyMass(self.queries[index], self.mass[index])
+
+
+def no_mass(group: HeadGroup) -> KeyMass:
+    """Zeros to add to; the queries are known already where intervals alone decide."""
+    shape = (len(group.heads), group.keys.shape[2])
+    mass = torch.zeros(shape, dtype=torch.float64, device=group.device)
+    queries = torch.zeros(shape, dtype=torch.int64, device=group.device)
+    if group.mask.by_interval:
+        queries += torch.as_tensor(queries_per_key(group.first, group.stop, shape[1])).to(queries)
+    return KeyMass(queries, mass)
+
+
+def add_mass(
+    group: HeadGroup, block: RowBlock, rows: RowStatistics, received: KeyMass, work: Workspace
+) -> None:
+    """Add what the queries of one block give to each key.
+
+    Args:
+        group: the heads.
+        block: the rows, and their tiles.
+        rows: of all blocks.
+        received: to be added to.
+        work: buffers.
+    """
+    for tile, weights, seen in _tile_weights(group, block, block.tiles, rows, work):
+        inside = slice(tile.start, tile.stop)
+        received.mass[:, inside] += weights.sum(1)
+        if not group.mask.by_interval:
+            received.queries[:, inside] += seen.sum(1)
+
+
+def add_broken_values(
+    group: HeadGroup, block: RowBlock, rows: RowStatistics, values: torch.Tensor, work: Workspace
+) -> None:
+    """Let NaN and infinite values reach the output of the queries that see them.
+
+    The tiles had zeros in their place, since 0 · NaN would reach those that do not. Which
+    outputs become what is a matter of 0s and 1s: NaN from a visible NaN, from an infinity of
+    weight 0, and from infinities of both signs.
+
+    Args:
+        group: the heads.
+        block: the rows, and their tiles.
+        rows: of all blocks; their output is changed in place.
+        values: (G, S_k, d_v), as they came.
+        work: buffers.
+    """
+    assert rows.output is not None
+    output = rows.output[:, block.start : block.stop]
+    tiles = [
+        tile
+        for tile in block.tiles
+        if not bool(torch.isfinite(values[:, tile.start : tile.stop]).all())
+    ]
+    for tile, weights, seen in _tile_weights(group, block, tuple(tiles), rows, work):
+        of_tile = values[:, tile.start : tile.stop]
+        some = (seen & (weights > 0)).to(weights.dtype)
+        none = (seen & (weights == 0)).to(weights.dtype)
+        rising, falling = (
+            part.to(weights.dtype) for part in (of_tile == torch.inf, of_tile == -torch.inf)
+        )
+        undefined = torch.isnan(of_tile).to(weights.dtype)
+        spoilt = seen.to(weights.dtype) @ undefined + none @ (rising + falling)  # (G, rows, d_v)
+        output[spoilt > 0] = torch.nan
+        output[(some @ rising) > 0] += torch.inf
+        output[(some @ falling) > 0] -= torch.inf
+
+
+def _tile_weights(
+    group: HeadGroup,
+    block: RowBlock,
+    tiles: tuple[Tile, ...],
+    rows: RowStatistics,
+    work: Workspace,
+) -> Iterator[tuple[Tile, torch.Tensor, torch.Tensor]]:
+    """Tiles with their weights (G, rows, keys) and, where it is not all True, visibility."""
+    inside = slice(block.start, block.stop)
+    queries = group.scaled_queries(block.start, block.stop)
+    empty = rows.empty[:, inside]
+    # (G, rows, 1) twice; an empty row gives nothing.
+    peak = rows.peak[:, inside].masked_fill(empty, 0.0)[..., None].to(group.dtype)
+    share = (1 / (1 + rows.excess[:, inside])).masked_fill(empty, 0.0)[..., None].to(group.dtype)
+    for tile in tiles:
+        logits, weights = work.tile(group, block.stop - block.start, tile.stop - tile.start)
+        score_tile(group, block, tile, queries, logits, work)
+        seen = torch.ones((), dtype=torch.bool, device=group.device)
+        if group.guarded or group.values is not None or not group.mask.by_interval:
+            seen = ~torch.isneginf(logits)
+        torch.exp(logits.sub_(peak), out=weights).mul_(share)
+        if group.guarded:  # what a query does not see it gives nothing, NaN itself or not
+            weights.masked_fill_(~seen, 0.0)
+        yield tile, weights, seen

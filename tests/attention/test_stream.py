@@ -1,0 +1,224 @@
+"""The streaming engine against the plain steps, on random problems over every option."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attncli.attention import steps, stream, tiles
+from attncli.attention.mask import build_mask
+from attncli.attention.options import AttentionOptions, Corner, MaskTrue
+from attncli.attention.problem import Precision, Problem, make_problem
+from attncli.attention.stream import HeadRows, Wanted, planned_cells, stream_rows
+
+EVERYTHING = Wanted(top_key=True, output=True, per_key=True, sink_keys=2, local_window=2)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiles(monkeypatch, 4, 3)
+
+
+def use_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int) -> None:
+    """Make tiles small, so that a few queries and keys fill many of them."""
+    for module in (stream, tiles):
+        monkeypatch.setattr(module, "TILE_ROWS", rows)
+        monkeypatch.setattr(module, "TILE_KEYS", keys)
+    monkeypatch.setattr("attncli.attention.single_keys.TILE_KEYS", keys)
+    monkeypatch.setattr("attncli.attention.single_keys.BAND_ROWS", rows)
+    monkeypatch.setattr(stream, "TILE_CELLS", rows * keys)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """All of one head by the reference: the whole matrices."""
+
+    masked: torch.Tensor
+    visible: torch.Tensor
+    weights: torch.Tensor
+    sink: torch.Tensor
+    logsumexp: torch.Tensor
+    output: torch.Tensor | None
+
+
+def reference(problem: Problem, batch: int, head: int) -> Expected:
+    mask = problem.mask.to_torch("cpu")
+    one_batch, one_head, everything = slice(batch, batch + 1), slice(head, head + 1), slice(None)
+    real = mask.real_queries(batch)
+    visible = mask.visible(one_batch, one_head, everything, everything)[0, 0, :real]
+    bias = mask.bias(one_batch, one_head, everything, everything)
+    shared = problem.kv_head(head)
+    found = steps.logits(
+        problem.q[batch, head, :real].double(),
+        problem.k[batch, shared].double(),
+        scale=problem.scale,
+        temperature=problem.temperature,
+        softcap=problem.softcap,
+        visible=visible,
+        bias=None if bias is None else bias[0, 0, :real].double(),
+    )
+    sink = None if problem.sinks is None else problem.sinks[head]
+    soft = steps.softmax(found.masked, found.visible, sink)
+    output = None
+    if problem.v is not None:
+        output = steps.weighted_sum(soft.weights, problem.v[batch, shared].double(), found.visible)
+    return Expected(found.masked, found.visible, soft.weights, soft.sink, soft.logsumexp, output)
+
+
+def assert_agrees(problem: Problem, rows: HeadRows, wanted: Wanted, atol: float) -> None:
+    """Every field of one head is what the whole matrices say."""
+    expected = reference(problem, rows.batch, rows.head)
+    keys = expected.visible.sum(-1)
+    empty = keys == 0
+    assert torch.equal(rows.keys, keys)
+    assert torch.equal(rows.empty, empty)
+    some = ~empty
+    outcomes = torch.cat([expected.weights, expected.sink[:, None]], 1)
+    entropy = -torch.special.xlogy(outcomes, outcomes).sum(-1)
+    top, place = _largest(expected.masked)
+    pairs = {
+        "entropy_nats": entropy,
+        "max_weight": _largest(expected.weights)[0],
+        "max_logit": top,
+        "logsumexp": expected.logsumexp,
+        "sink_mass": expected.weights[:, : wanted.sink_keys].sum(-1),
+    }
+    if problem.mask.offset is not None:
+        everything = slice(None)
+        distance = problem.mask.distance(everything, everything, everything)
+        distance = torch.as_tensor(distance[rows.batch if len(distance) > 1 else 0, 0])
+        distance = distance[: len(keys)]
+        pairs["distance"] = (expected.weights * distance).sum(-1)
+        local = expected.weights * (distance <= wanted.local_window)
+        assert rows.shares.local is not None
+        close(rows.shares.local.weight[some], local.sum(-1)[some], atol)
+        near = expected.visible & (distance <= wanted.local_window)
+        assert torch.equal(rows.shares.local.seen, near.sum(-1))
+        assert rows.shares.own is not None
+        own = expected.weights * (distance == 0)
+        close(rows.shares.own.weight[some], own.sum(-1)[some], atol)
+    else:
+        assert rows.distance is None
+        assert rows.shares.own is None
+    for name, values in pairs.items():
+        found = getattr(rows, name)
+        assert bool(torch.isnan(found[empty]).all()), name
+        close(found[some], values[some], atol, name)
+    limit = torch.log(rows.outcomes[some].double())
+    assert bool((rows.entropy_nats[some] >= 0).all())
+    assert not bool(torch.signbit(rows.entropy_nats[some]).any())
+    assert bool((rows.entropy_nats[some] <= limit).all())
+    if rows.sink_weight is not None:
+        close(rows.sink_weight[some], expected.sink[some], atol)
+    if rows.output is not None:
+        assert expected.output is not None
+        close(rows.output.double(), expected.output, atol)
+    if rows.received is not None:
+        close(rows.received.mass, expected.weights.sum(0), atol * 10)
+        assert torch.equal(rows.received.queries, expected.visible.sum(0))
+    if rows.top_key is not None and atol < 1e-9:
+        assert torch.equal(rows.top_key[some], place[some])
+        assert bool((rows.top_key[empty] == -1).all())
+        if bool(some.any()):
+            assert rows.max_logit_query == int(top.argmax())
+            assert rows.max_logit_key == int(place[int(top.argmax())])
+
+
+def _largest(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if values.shape[1] == 0:
+        return values.new_full((len(values),), -torch.inf), torch.zeros(len(values))
+    return values.max(1)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, atol: float, what: str = "") -> None:
+    torch.testing.assert_close(
+        found,
+        expected.to(found.dtype),
+        rtol=atol,
+        atol=atol,
+        equal_nan=True,
+        msg=lambda m: what + m,
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Problem, AttentionOptions]:
+    kv_heads, repeat = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    batch, heads = draw(st.integers(1, 2)), kv_heads * repeat
+    q_len = draw(st.integers(0, 11))
+    k_len = q_len if draw(st.booleans()) else draw(st.integers(0, 11))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    causal = draw(st.booleans())
+    offsets = st.one_of(
+        st.sampled_from(list(Corner)),
+        st.integers(-4, 6),
+        st.tuples(*[st.integers(-3, 5)] * batch),
+    )
+
+    def some(strategy: st.SearchStrategy) -> object:
+        return draw(st.one_of(st.none(), st.none(), strategy))
+
+    options = AttentionOptions(
+        scale=some(st.sampled_from([0.0, -0.7, 1.5])),
+        temperature=draw(st.sampled_from([1.0, 0.3])),
+        softcap=some(st.just(1.3)),
+        causal=causal,
+        query_offset=draw(offsets) if q_len != k_len or draw(st.booleans()) else None,
+        left_window=some(st.integers(0, 5)),
+        right_window=some(st.integers(0, 5)),
+        prefix=some(st.integers(0, 4)) if causal else None,
+        key_lengths=some(st.tuples(*[st.integers(0, k_len)] * batch)),
+        query_lengths=some(st.tuples(*[st.integers(0, q_len)] * batch)),
+        key_padding=rng.random((batch, k_len)) < 0.7 if draw(st.booleans()) else None,
+        attn_mask=draw_mask(draw, rng, (batch, heads, q_len, k_len)),
+        mask_true=MaskTrue.KEEP,
+        segments=rng.integers(0, 3, (batch, k_len)) if draw(st.booleans()) else None,
+        alibi=draw(st.booleans()),
+        sinks=rng.standard_normal(heads) if draw(st.booleans()) else None,
+    )
+    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
+    q, k, v = (
+        torch.from_numpy(rng.standard_normal(shape) * 2).to(torch.float32)
+        for shape in (
+            (batch, heads, q_len, 4),
+            (batch, kv_heads, k_len, 4),
+            (batch, kv_heads, k_len, 3),
+        )
+    )
+    precision = Precision.FLOAT64 if dtype == torch.float64 else Precision.FLOAT32
+    return make_problem(q, k, v, options, precision=precision), options
+
+
+def draw_mask(
+    draw: st.DrawFn, rng: np.random.Generator, full: tuple[int, ...]
+) -> np.ndarray | None:
+    kind = draw(st.sampled_from(["none", "none", "bool", "added"]))
+    if kind == "none":
+        return None
+    shape = tuple(size if draw(st.booleans()) else 1 for size in full)
+    if kind == "bool":
+        return rng.random(shape) < 0.6
+    added = rng.standard_normal(shape)
+    return np.where(rng.random(shape) < 0.3, -np.inf, added)
+
+
+@pytest.mark.usefixtures("small_tiles")
+class TestAgainstSteps:
+    """With tiles of 4 × 3 cells."""
+
+    @settings(max_examples=60, deadline=None)
+    @given(problems())
+    def test_every_option(self, drawn: tuple[Problem, AttentionOptions]) -> None:
+        problem, _ = drawn
+        atol = 1e-11 if problem.dtype == torch.float64 else 2e-5
+        heads = list(stream_rows(problem, EVERYTHING))
+        pairs = [(b, h) for b in range(problem.sizes.batch) for h in range(problem.sizes.heads)]
+        assert [(rows.batch, rows.head) for rows in heads] == pairs
+        for rows in heads:
+            assert_agrees(problem, rows, EVERYTHING, atol)
