@@ -11,7 +11,7 @@ from attncli.errors import DataError, UsageError
 if TYPE_CHECKING:
     import torch
 
-    from attncli.cli.options import InputOptions
+    from attncli.cli.options import FileOptions
     from attncli.files.container import TensorFile
 
 ROLES = ("q", "k", "v")
@@ -51,7 +51,7 @@ class Group:
         return "x" in self.described
 
 
-def load_groups(options: InputOptions, *, example: bool = False) -> list[Group]:
+def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
     """Load, project or draw the tensors that the input options name.
 
     Args:
@@ -89,7 +89,7 @@ def read_tensor(spec: str, option: str, dtype: str | None = None) -> tuple[torch
     return as_torch(stored, dtype), warnings
 
 
-def _made_up(options: InputOptions, example: bool) -> Group:
+def _made_up(options: FileOptions, example: bool) -> Group:
     """The embedded example, or random tensors where any of their options is given."""
     from attncli.attention import draw
     from attncli.files.convert import torch_dtype
@@ -211,7 +211,7 @@ def _complete(group: Group) -> Group:
     return group
 
 
-def _projected(options: InputOptions, named: dict[str, str]) -> Group:
+def _projected(options: FileOptions, named: dict[str, str]) -> Group:
     """Q, K and V projected from X by weight files."""
     from attncli.attention.options import WeightsLayout
     from attncli.attention.project import project
@@ -259,8 +259,8 @@ def _check_output_projection(weight: torch.Tensor, v: torch.Tensor, heads: int) 
         )
 
 
-def _refuse(options: InputOptions, names: tuple[str, ...], what: str, beside: str) -> None:
+def _refuse(options: FileOptions, names: tuple[str, ...], what: str, beside: str) -> None:
     for name in names:
-        if getattr(options, name) is not None:
+        if getattr(options, name, None) is not None:
             option = "--" + name.replace("_", "-")
             raise UsageError(option, f"expected nothing beside {beside}, got it; it {what}")

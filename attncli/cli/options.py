@@ -21,8 +21,8 @@ Many = list[str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class InputOptions:
-    """Where Q, K and V come from."""
+class FileOptions:
+    """Which files Q, K and V come from, and how to read them."""
 
     files: Annotated[
         Many,
@@ -59,6 +59,19 @@ class InputOptions:
     kv_heads: Annotated[
         int | None, Option("--kv-heads", metavar="H", help="Key and value heads. [default: H]")
     ] = None
+    dtype: Annotated[
+        str | None,
+        Option("--dtype", metavar="NAME", help="Cast on loading, e.g. float16, bfloat16, float32."),
+    ] = None
+    allow_nonfinite: Annotated[
+        bool, Option("--allow-nonfinite", help="Carry on with NaN and inf, as IEEE says.")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class InputOptions(FileOptions):
+    """Where Q, K and V come from: files, or random draws of these sizes."""
+
     batch: Annotated[
         int | None, Option("--batch", metavar="B", help="Random tensors: batches. [default: 1]")
     ] = None
@@ -77,13 +90,6 @@ class InputOptions:
     seed: Annotated[
         int | None, Option("--seed", metavar="N", help="Random tensors: the seed. [default: 0]")
     ] = None
-    dtype: Annotated[
-        str | None,
-        Option("--dtype", metavar="NAME", help="Cast on loading, e.g. float16, bfloat16, float32."),
-    ] = None
-    allow_nonfinite: Annotated[
-        bool, Option("--allow-nonfinite", help="Carry on with NaN and inf, as IEEE says.")
-    ] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from attncli.errors import AttncliError
 if TYPE_CHECKING:
     from attncli.attention.problem import Problem
     from attncli.cli.inputs import Group
-    from attncli.cli.options import InputOptions, ShapeOptions, WorkOptions
+    from attncli.cli.options import FileOptions, ShapeOptions, WorkOptions
     from attncli.cli.shape import Shape
 
 
 def problem_of(
-    group: Group, inputs: InputOptions, given: ShapeOptions, work: WorkOptions
+    group: Group, inputs: FileOptions, given: ShapeOptions, work: WorkOptions
 ) -> tuple[Shape, Problem]:
     """Check a group against the options.
 
