@@ -1,0 +1,205 @@
+"""One batch and head of a mask as an interval of keys per query, never as a matrix.
+
+With padding files and packed documents a query still sees an interval: of the real keys of its own
+document, in the order of the axis. So the keys are sorted by document, and two binary searches per
+query answer what would otherwise take a row of cells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Structure:
+    """Rows of cells given by what they have in common.
+
+    Query i sees key j iff first_i ≤ j < stop_i, the key is real, and both have the same document.
+
+    Attributes:
+        k_len: S_k.
+        first: int64 (S_q,), 0 to S_k.
+        stop: int64 (S_q,), at least `first`, at most S_k.
+        keep: bool (S_k,), True = real key; None for all real.
+        key_ids: int64 (S_k,), document of each key, at least 0; None for one document.
+        query_ids: int64 (S_q,), document of each query, −1 for none; None beside `key_ids` None.
+    """
+
+    k_len: int
+    first: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    keep: NDArray[np.bool_] | None = None
+    key_ids: NDArray[np.int64] | None = None
+    query_ids: NDArray[np.int64] | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of queries."""
+        return len(self.first)
+
+    def head(self, rows: int) -> Structure:
+        """The same for the first queries alone."""
+        queries = None if self.query_ids is None else self.query_ids[:rows]
+        return Structure(
+            self.k_len, self.first[:rows], self.stop[:rows], self.keep, self.key_ids, queries
+        )
+
+    def cells(self, rows: slice) -> NDArray[np.bool_]:
+        """Bool (rows, S_k): True where the query sees the key."""
+        # Half the width is compared twice as fast.
+        width: type[np.int32 | np.int64] = np.int32 if self.k_len < 2**31 else np.int64
+        keys: NDArray[Any] = np.arange(self.k_len, dtype=width)
+        first: NDArray[Any] = self.first[rows, None].astype(width)  # (rows, 1)
+        stop: NDArray[Any] = self.stop[rows, None].astype(width)
+        seen: NDArray[np.bool_] = keys >= first  # (rows, S_k)
+        seen &= keys < stop
+        if self.keep is not None:
+            seen &= self.keep
+        if self.key_ids is not None and self.query_ids is not None:
+            seen &= self.query_ids[rows, None] == self.key_ids
+        return seen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """What the rows and columns of a mask show without a look at its cells.
+
+    Attributes:
+        counts: int64 (S_q,), keys that each query sees.
+        first: int64 (S_q,), the first of them; S_k where there are none.
+        last: int64 (S_q,), the last of them; −1 where there are none.
+        used: int64 (S_k,), queries that see each key.
+    """
+
+    counts: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    used: NDArray[np.int64]
+
+    @property
+    def kept(self) -> int:
+        """Number of visible cells."""
+        return int(self.counts.sum())
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether each row holds every used key between its first and last: it is known exactly."""
+        before = np.concatenate([[0], np.cumsum(self.used > 0)])
+        hull = before[self.last + 1] - before[np.minimum(self.first, self.last + 1)]
+        return bool((hull == self.counts).all())
+
+    def structure(self) -> Structure:
+        """The rows as intervals of the used keys; exact where `is_structured`."""
+        first = np.minimum(self.first, self.last + 1)
+        return Structure(len(self.used), first, self.last + 1, self.used > 0)
+
+
+class Ordered:
+    """The real keys of a structure sorted by document, each query an interval [low, high) of them.
+
+    Attributes:
+        structure: what was sorted.
+        keys: int64 (real keys,), indices of the keys, sorted by document and then by position.
+        low, high: int64 (S_q,), the interval of each query; equal where it sees no key.
+    """
+
+    def __init__(self, structure: Structure) -> None:
+        self.structure = structure
+        real = np.arange(structure.k_len)
+        if structure.keep is not None:
+            real = np.flatnonzero(structure.keep)
+        self._codes: NDArray[np.int64] | None = None
+        if structure.key_ids is not None:
+            codes = structure.key_ids[real] * (structure.k_len + 1) + real
+            order = np.argsort(codes, kind="stable")
+            real, self._codes = real[order], codes[order]
+        self.keys = real
+        self._before = self._count_before() if self._codes is None else None
+        self.low = self.below(structure.first)
+        self.high = np.maximum(self.low, self.below(structure.stop))
+        if structure.query_ids is not None:  # a query without a document sees nothing
+            self.high = np.where(structure.query_ids < 0, self.low, self.high)
+
+    def below(self, limit: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Int64 (S_q,): where in the order the keys from `limit` of each query's document start.
+
+        Args:
+            limit: int64 (S_q,), 0 to S_k, one for each query.
+        """
+        if self._codes is None:
+            assert self._before is not None
+            found: NDArray[np.int64] = self._before[limit]
+            return found
+        ids = self.structure.query_ids
+        assert ids is not None
+        wanted = ids * (self.structure.k_len + 1) + limit
+        place: NDArray[np.int64] = np.searchsorted(self._codes, wanted)
+        return place
+
+    def profile(self) -> Profile:
+        """Counts, first and last key of each row, and queries of each key."""
+        counts = self.high - self.low
+        some = counts > 0
+        first = np.full(len(counts), self.structure.k_len, np.int64)
+        last = np.full(len(counts), -1, np.int64)
+        first[some] = self.keys[self.low[some]]
+        last[some] = self.keys[self.high[some] - 1]
+        used = np.zeros(self.structure.k_len, np.int64)
+        used[self.keys] = coverage(self.low, self.high, len(self.keys))
+        return Profile(counts, first, last, used)
+
+    def _count_before(self) -> NDArray[np.int64]:
+        k_len, keep = self.structure.k_len, self.structure.keep
+        if keep is None:
+            return np.arange(k_len + 1)
+        return np.concatenate([[0], np.cumsum(keep, dtype=np.int64)])
+
+
+def coverage(low: NDArray[np.int64], high: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Int64 (length,): how many of the intervals [low, high) each place lies in."""
+    change = np.bincount(low, minlength=length + 1) - np.bincount(high, minlength=length + 1)
+    total: NDArray[np.int64] = np.cumsum(change)[:length]
+    return total
+
+
+def intersection(a: Structure, b: Structure) -> Structure:
+    """The cells that two structures of the same sizes both have."""
+    first = np.maximum(a.first, b.first)
+    stop = np.maximum(first, np.minimum(a.stop, b.stop))
+    keep = a.keep if b.keep is None else b.keep if a.keep is None else a.keep & b.keep
+    keys, queries = a.key_ids, a.query_ids
+    if keys is None or queries is None:
+        keys, queries = b.key_ids, b.query_ids
+    elif b.key_ids is not None and b.query_ids is not None:
+        keys, queries = _paired_ids(keys, queries, b.key_ids, b.query_ids)
+    return Structure(a.k_len, first, stop, keep, keys, queries)
+
+
+def row_differences(a: Structure, b: Structure) -> NDArray[np.int64]:
+    """Int64 (S_q,): in how many cells each row of two structures of the same sizes differs."""
+    ordered = [Ordered(each) for each in (a, b, intersection(a, b))]
+    counts = [each.high - each.low for each in ordered]
+    difference: NDArray[np.int64] = counts[0] + counts[1] - 2 * counts[2]
+    return difference
+
+
+def _paired_ids(
+    keys_a: NDArray[np.int64],
+    queries_a: NDArray[np.int64],
+    keys_b: NDArray[np.int64],
+    queries_b: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Documents of keys and queries where two divisions into documents both count."""
+    width = 1 + max(int(keys_b.max(initial=0)), int(queries_b.max(initial=0)))
+    pairs, key_ids = np.unique(keys_a * width + keys_b, return_inverse=True)
+    wanted = queries_a * width + queries_b
+    place = np.searchsorted(pairs, wanted)
+    known = (place < len(pairs)) & (queries_a >= 0) & (queries_b >= 0)
+    known[known] = pairs[place[known]] == wanted[known]
+    return key_ids.astype(np.int64), np.where(known, place, -1)
