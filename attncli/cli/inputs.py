@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from attncli.cli.options import InputOptions
 from attncli.cli.values import several
 from attncli.errors import DataError, UsageError
 
@@ -66,6 +67,8 @@ def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
     if options.x is not None or options.wq is not None or options.wo is not None:
         return [_projected(options, named)]
     if not options.files and not named:
+        if not isinstance(options, InputOptions):
+            raise UsageError("FILE", "expected files of Q and K, got none")
         return [_made_up(options, example)]
     _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "the files")
     wanted = several(options.group)
@@ -89,7 +92,7 @@ def read_tensor(spec: str, option: str, dtype: str | None = None) -> tuple[torch
     return as_torch(stored, dtype), warnings
 
 
-def _made_up(options: FileOptions, example: bool) -> Group:
+def _made_up(options: InputOptions, example: bool) -> Group:
     """The embedded example, or random tensors where any of their options is given."""
     from attncli.attention import draw
     from attncli.files.convert import torch_dtype
