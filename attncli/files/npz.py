@@ -73,9 +73,11 @@ def _notes(
         extra = check_size(parsed[name], info.file_size, member)
         if extra:
             notes.append(f"{member}: {size_text(extra)} after the array are ignored")
-    others = [i.filename for i in archive.infolist() if not _is_array(i) and not i.is_dir()]
+    strange = [info.filename for info in archive.infolist() if not _is_array(info)]
+    # Not is_dir(), which fails on a member without a name.
+    others = listed((name for name in strange if not name.endswith("/")), 3)
     if others:
-        notes.append(f"{where}: members that are no .npy arrays are ignored: {listed(others, 3)}")
+        notes.append(f"{where}: members that are no .npy arrays are ignored: {others}")
     return notes
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Far beyond any real file: a few bytes can describe endlessly nested lists.
-_MOST_ENTRIES = 1_000_000
+_MOST_ENTRIES = 250_000
 _LONGEST_NAME = 10_000
 
 _SAVE = "Save tensors alone, for example torch.save({'q': q, 'k': k, 'v': v}, 'layer.pt')."

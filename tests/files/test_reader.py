@@ -153,6 +153,9 @@ def test_other_members_of_an_npz_are_told(put: Put) -> None:
     assert file.warnings == [
         f"{file.source}: members that are no .npy arrays are ignored: notes.txt"
     ]
+    # A name that begins with a zero byte is empty to Python.
+    nameless = build.archive({"q.npy": one, "nameless": b""}).replace(b"nameless", b"\0ameless")
+    assert len(open_file(put("c.npz", nameless)).warnings) == 1
     file = open_file(put("b.npz", build.archive({"q.npy": one, "__MACOSX/._q.npy": b"junk"})))
     assert [header.name for header in file.headers] == ["q"]
 
@@ -256,7 +259,7 @@ def test_npy_and_safetensors_need_no_torch(put: Put) -> None:
 
     paths = [put(name, stored_bytes(torch.eye(2), name)) for name in ("npy", "npz", "safetensors")]
     program = (
-        "import sys, attncli.files, attncli.files.roles\n"
+        "import sys, attncli.files, attncli.files.roles, attncli.files.writer\n"
         "heavy = {'numpy', 'torch', 'safetensors'}\n"
         "assert not heavy & set(sys.modules)\n"
         "from attncli.files.reader import open_file\n"
