@@ -15,6 +15,7 @@ from attncli.cli.failures import PARSER_ERROR, explain_parser_error
 # A subcommand lives in the module of its name; its line here is the first of its docstring.
 COMMANDS = {
     "compute": "Compute attention stage by stage: scores, scaled, masked, weights, output.",
+    "variance": "Measure the variance of q·k that makes 1/√d_k necessary.",
     "inspect": "List the tensors of files: names, shapes, dtypes, non-finite counts, moments.",
 }
 

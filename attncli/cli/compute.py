@@ -95,8 +95,10 @@ class Prepared:
 
     @property
     def warnings(self) -> list[str]:
-        said = (*self.group.warnings, *self.shape.warnings, *self.problem.warnings)
-        return [f"{self.group.name}: {text}" if self.group.name else text for text in said]
+        """What the reader of the results should know."""
+        from attncli.cli.problems import warnings_of
+
+        return warnings_of(self.group, self.shape, self.problem)
 
     def results(self) -> dict[Stage, StageResult]:
         """An empty result per stage, to be filled block by block."""

@@ -47,6 +47,14 @@ class Group:
     warnings: tuple[str, ...] = ()
 
     @property
+    def source_name(self) -> str:
+        """One name for where the group came from: its file, or that of its queries or of X."""
+        if self.source is not None:
+            return self.source
+        found = self.described.get("q") or self.described["x"]
+        return str(found["source"])
+
+    @property
     def is_projected(self) -> bool:
         """Whether Q, K and V were computed from X."""
         return "x" in self.described

@@ -64,6 +64,12 @@ def params_record(group: Group, shape: Shape, problem: Problem) -> dict[str, Any
     return record
 
 
+def warnings_of(group: Group, shape: Shape, problem: Problem) -> list[str]:
+    """Everything worth a warning, with the group's name before it."""
+    said = (*group.warnings, *shape.warnings, *problem.warnings)
+    return [f"{group.name}: {text}" if group.name else text for text in said]
+
+
 def _with_file(error: AttncliError, group: Group) -> AttncliError:
     """The same error, with the file where it only named q, k or v."""
     entry = group.described.get(error.where)

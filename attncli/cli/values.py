@@ -27,6 +27,34 @@ def integers(option: str, given: list[str] | None) -> tuple[int, ...] | None:
     return tuple(_number(option, part, int, "whole numbers") for part in _parts(option, given))
 
 
+def ladder(option: str, given: list[str] | None) -> tuple[int, ...] | None:
+    """Whole numbers, ranges A:B that double, A:B:xF that multiply, A:B:+D that add.
+
+    Raises:
+        UsageError: something else, or a range that does not climb.
+    """
+    if given is None:
+        return None
+    return tuple(number for part in _parts(option, given) for number in _climb(option, part))
+
+
+def _climb(option: str, text: str) -> list[int]:
+    pieces = text.split(":")
+    expected = "whole numbers, A:B, A:B:xF or A:B:+D"
+    if len(pieces) == 1:
+        return [_number(option, text, int, expected)]
+    step = pieces[2] if len(pieces) == 3 else "x2"
+    if len(pieces) > 3 or step[:1] not in ("x", "+"):
+        raise UsageError(option, f"expected {expected}, got {text!r}")
+    low, high, by = (_number(option, p, int, expected) for p in (*pieces[:2], step[1:]))
+    if low < 1 or high < low or by < (2 if step[0] == "x" else 1):
+        raise UsageError(option, f"expected a range that climbs, got {text!r}")
+    numbers = [low]
+    while (following := numbers[-1] * by if step[0] == "x" else numbers[-1] + by) <= high:
+        numbers.append(following)
+    return numbers
+
+
 def floats(option: str, given: list[str] | None) -> tuple[float, ...] | None:
     """Finite numbers of an option; None where it is not given.
 

@@ -1,0 +1,239 @@
+"""`attncli variance`: why √d_k, by experiment without files, by audit of tensors with them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+from attncli.cli.command import command
+from attncli.cli.emit import Record, described, emit, merged
+from attncli.cli.options import FileOptions, Many, ShapeOptions, WorkOptions, make_printer
+from attncli.cli.values import floats, ladder, several
+from attncli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from attncli.attention.experiment import ExperimentSpec
+    from attncli.cli.inputs import Group
+    from attncli.report.printer import Printer
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentOptions:
+    """What to draw, where there are no files."""
+
+    dk: Annotated[
+        Many,
+        Option("--dk", metavar="N|A:B:xF|A:B:+D", help="Widths d_k to try. [default: 64]"),
+    ] = None
+    samples: Annotated[
+        int | None, Option("--samples", metavar="N", help="Dot products. [default: 100000]")
+    ] = None
+    keys: Annotated[
+        int | None, Option("--keys", metavar="N", help="Keys of each query. [default: 8]")
+    ] = None
+    dist: Annotated[
+        str | None,
+        Option(
+            "--dist",
+            metavar="normal|uniform|rademacher|laplace|student-t",
+            help="What entries are drawn from; uniform is on [0, 1). [default: normal]",
+        ),
+    ] = None
+    mean: Annotated[
+        float | None, Option("--mean", metavar="X", help="Mean of an entry. [default: its own]")
+    ] = None
+    std: Annotated[
+        float | None, Option("--std", metavar="X", help="Deviation of an entry. [default: its own]")
+    ] = None
+    correlation: Annotated[
+        float | None,
+        Option("--correlation", metavar="R", help="Between the entries of q and k. [default: 0]"),
+    ] = None
+    df: Annotated[
+        float | None,
+        Option("--df", metavar="N", help="Degrees of freedom of student-t. [default: 10]"),
+    ] = None
+    scale_rule: Annotated[
+        Many,
+        Option(
+            "--scale-rule",
+            metavar="sqrt|linear|none|log-n|X",
+            help="1/√d_k, 1/d_k, 1, ln(keys)/√d_k or a number, side by side. [default: sqrt]",
+        ),
+    ] = None
+    temperatures: Annotated[
+        Many, Option("--temperatures", metavar="T[,T…]", help="Side by side. [default: 1]")
+    ] = None
+    seed: Annotated[int | None, Option("--seed", metavar="N", help="Of the draws.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """What to look for in tensors from files."""
+
+    fit_scale: Annotated[
+        str | None,
+        Option(
+            "--fit-scale",
+            metavar="FILE",
+            help="Weights or output from elsewhere: which scale was used there?",
+        ),
+    ] = None
+
+
+def register(app: typer.Typer) -> None:
+    """Add `variance` to the program."""
+
+    @command(app, "variance")
+    def variance(
+        inputs: FileOptions,
+        shape: ShapeOptions,
+        experiment: ExperimentOptions,
+        audit: AuditOptions,
+        work: WorkOptions,
+    ) -> None:
+        """Measure the variance of q·k that makes 1/√d_k necessary.
+
+        Without files it draws queries and keys: variance against theory, and softmax with and
+        without the scale. With files it takes the exact variance of all visible scores of every
+        head apart: which part softmax sees, and what the assumption behind 1/√d_k predicts.
+        """
+        printer = make_printer(work)
+        if _has_files(inputs):
+            _refuse_given(experiment, "expected no files beside it, which are not drawn")
+            if audit.fit_scale is not None:
+                from attncli.cli.variance_fit import run_fit
+
+                run_fit(inputs, shape, audit.fit_scale, work, printer)
+            else:
+                _run_audit(inputs, shape, work, printer)
+            return
+        _refuse_given(inputs, "expected files beside it")
+        _refuse_given(audit, "expected files beside it")
+        _refuse_given(shape, "expected files beside it", besides=("scale", "temperature"))
+        _run_experiment(experiment, shape, work, printer)
+
+
+def _has_files(inputs: FileOptions) -> bool:
+    return bool(inputs.files or inputs.q or inputs.k or inputs.v or inputs.x)
+
+
+def _refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None:
+    """Refuse options that would do nothing here."""
+    for entry in fields(options):
+        value = getattr(options, entry.name)
+        if value != entry.default and value is not None and entry.name not in besides:
+            option = "--" + entry.name.replace("_", "-")
+            raise UsageError(option, f"{why}, got --{entry.name.replace('_', '-')}")
+
+
+def _run_experiment(
+    options: ExperimentOptions, shape: ShapeOptions, work: WorkOptions, printer: Printer
+) -> None:
+    from attncli.attention.experiment import experiment
+    from attncli.report.records import EXPERIMENT
+    from attncli.report.variance import experiment_tables
+
+    specs = list(_specs(options, shape))
+    records = (asdict(record) for spec in specs for record in experiment(spec))
+    first = specs[0]
+    params = {
+        "dk": [spec.dk for spec in specs],
+        "samples": first.samples,
+        "keys": first.keys,
+        "dist": str(first.distribution.name),
+        "scale_rule": [str(rule) for rule in first.rules],
+        "temperatures": list(first.temperatures),
+        "seed": first.seed,
+    }
+    emit(
+        work.format,
+        printer,
+        command="variance",
+        columns=EXPERIMENT,
+        records=records,
+        inputs={},
+        params=params,
+        show=lambda found: experiment_tables(found, printer, work.digits, work.unit),
+    )
+
+
+def _specs(options: ExperimentOptions, shape: ShapeOptions) -> Iterator[ExperimentSpec]:
+    from attncli.attention.distributions import Distribution, DistributionName
+    from attncli.attention.experiment import ExperimentSpec
+    from attncli.attention.scale_rule import parse_scale_rule
+
+    name = options.dist or "normal"
+    if name not in tuple(DistributionName):
+        choices = ", ".join(DistributionName)
+        raise UsageError("--dist", f"expected one of {choices}, got {name!r}")
+    if options.df is not None and name != DistributionName.STUDENT_T:
+        raise UsageError("--df", f"expected --dist student-t beside it, got {name}")
+    chosen = {"mean": options.mean, "std": options.std}
+    chosen |= {"correlation": options.correlation, "df": options.df}
+    given = {key: value for key, value in chosen.items() if value is not None}
+    distribution = Distribution(name=DistributionName(name), **given)
+    rules = tuple(parse_scale_rule(text) for text in several(options.scale_rule) or ["sqrt"])
+    temperatures = floats("--temperatures", options.temperatures) or (1.0,)
+    if shape.scale is not None:
+        if options.scale_rule:
+            raise UsageError("--scale", "expected one of --scale and --scale-rule, got both")
+        rules = (parse_scale_rule(repr(shape.scale)),)
+    if shape.temperature is not None:
+        if options.temperatures:
+            raise UsageError(
+                "--temperature", "expected one of --temperature and --temperatures, got both"
+            )
+        temperatures = (shape.temperature,)
+    sizes = {"samples": options.samples, "keys": options.keys, "seed": options.seed}
+    for dk in ladder("--dk", options.dk) or (64,):
+        yield ExperimentSpec(
+            dk=dk,
+            distribution=distribution,
+            rules=rules,
+            temperatures=temperatures,
+            **{size: value for size, value in sizes.items() if value is not None},
+        )
+
+
+def _run_audit(
+    inputs: FileOptions, given: ShapeOptions, work: WorkOptions, printer: Printer
+) -> None:
+    from attncli.cli.inputs import load_groups
+    from attncli.cli.problems import params_record, problem_of, warnings_of
+    from attncli.report.records import AUDIT
+    from attncli.report.variance import audit_tables
+
+    groups = load_groups(inputs)
+    prepared = [(group, *problem_of(group, inputs, given, work)) for group in groups]
+    for group, shape, problem in prepared:
+        printer.warn(warnings_of(group, shape, problem))
+    params = [params_record(group, shape, problem) for group, shape, problem in prepared]
+    records = (
+        record
+        for group, shape, problem in prepared
+        for record in _audited(group, problem, shape.options.key_lengths)
+    )
+    emit(
+        work.format,
+        printer,
+        command="variance",
+        columns=AUDIT,
+        records=records,
+        inputs=described(groups),
+        params=merged(groups, params),
+        show=lambda found: audit_tables(found, printer, work.digits),
+    )
+
+
+def _audited(group: Group, problem: Any, key_lengths: tuple[int, ...] | None) -> Iterator[Record]:
+    from attncli.attention.audit import audit, diagnosis
+
+    for record in audit(problem, key_lengths):
+        place = {"source": group.source_name, "group": group.name}
+        yield place | asdict(record) | {"diagnosis": diagnosis(record)}
