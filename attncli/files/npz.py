@@ -73,11 +73,11 @@ def _notes(
         extra = check_size(parsed[name], info.file_size, member)
         if extra:
             notes.append(f"{member}: {size_text(extra)} after the array are ignored")
-    strange = [info.filename for info in archive.infolist() if not _is_array(info)]
+    names = [info.filename for info in archive.infolist() if not _is_array(info)]
     # Not is_dir(), which fails on a member without a name.
-    others = listed((name for name in strange if not name.endswith("/")), 3)
+    others = [name or '""' for name in names if not name.endswith("/")]
     if others:
-        notes.append(f"{where}: members that are no .npy arrays are ignored: {others}")
+        notes.append(f"{where}: members that are no .npy arrays are ignored: {listed(others, 3)}")
     return notes
 
 

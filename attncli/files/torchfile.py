@@ -60,11 +60,11 @@ def _loaded(local: Path, where: str, mapped: bool) -> object:
     # A damaged file makes torch raise nearly anything; its text is not fit to show, since it
     # holds terminal codes and advice to load without protection.
     except Exception as error:
-        if "global" in str(error).lower() or "instantiate" in str(error).lower():
+        if any(word in str(error).lower() for word in ("global", "instantiate")):
             problem = "expected tensors in lists and dicts, got other Python objects"
-            raise DataError(where, problem, _SAVE) from error
+            raise DataError(where, problem, _SAVE) from None
         problem = "expected a torch file that can be read, got a damaged or unsupported one"
-        raise DataError(where, problem, "Copy or write it again with torch.save.") from error
+        raise DataError(where, problem, "Copy or write it again with torch.save.") from None
     return value
 
 
