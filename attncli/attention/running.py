@@ -41,8 +41,9 @@ class RunningStatistics:
             self.n_neginf += int(np.isneginf(exact).sum())
         if finite.size == 0:
             return
-        mean = float(finite.mean())
-        with np.errstate(over="ignore"):  # a variance beyond float64 is inf, and is shown as that
+        # A mean or a variance beyond float64 is inf, or NaN, and is shown as that.
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = float(finite.mean())
             squares = float(np.square(finite - mean).sum())
         total = self.count + finite.size
         shift = mean - self._mean

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from attncli.attention.problem import Problem
 
-# Far enough below any row's maximum that exp gives 0, and finite, so that 0 · it is 0.
+# Far enough below a row's maximum that exp gives 0, and finite, so that 0 · it is 0.
 _NOTHING = -1e6
 
 
@@ -211,13 +211,18 @@ class _Gathered:
 def _outcomes(
     logits: NDArray[np.floating], visible: NDArray[np.bool_], sink: float | None
 ) -> NDArray[np.float64]:
-    """Logits in which hidden keys lie so far down that they weigh nothing, the sink at the end."""
-    exact = logits.astype(np.float64)
-    lowest = np.where(visible, exact, np.inf).min(1, keepdims=True)
-    outcomes = np.where(visible, exact, lowest + _NOTHING)
-    if sink is None:
-        return outcomes
-    return np.concatenate([outcomes, np.full((len(outcomes), 1), sink)], axis=1)
+    """Logits below their row's maximum, the sink at the end, hidden keys where nothing weighs.
+
+    The maximum goes first: beside logits of 1e30 no finite number would be far below all others.
+    """
+    exact = np.where(visible, logits.astype(np.float64), -np.inf)
+    if sink is not None:
+        exact = np.concatenate([exact, np.full((len(exact), 1), sink)], axis=1)
+    with np.errstate(invalid="ignore"):  # ∞ − ∞ where the input is not finite: NaN, as IEEE says
+        below = exact - exact.max(1, keepdims=True)
+    hidden = np.zeros_like(below, dtype=bool)
+    hidden[:, : visible.shape[1]] = ~visible
+    return np.where(hidden | (below == -np.inf), _NOTHING, below)
 
 
 def _online(logits: NDArray[np.floating], visible: NDArray[np.bool_]) -> tuple[OnlineStep, ...]:
@@ -233,7 +238,9 @@ def _online(logits: NDArray[np.floating], visible: NDArray[np.bool_]) -> tuple[O
         seen = logits[start : start + width][visible[start : start + width]].astype(np.float64)
         if seen.size:
             higher = max(maximum, float(seen.max()))
-            total = total * math.exp(maximum - higher) + float(np.exp(seen - higher).sum())
+            with np.errstate(invalid="ignore"):  # ∞ − ∞, where the input is not finite
+                of_block = float(np.exp(seen - higher).sum())
+            total = total * math.exp(maximum - higher) + of_block
             maximum = higher
         steps.append(OnlineStep(min(start + width, len(logits)), maximum, total))
     return tuple(steps)
