@@ -93,9 +93,11 @@ class LongVectors:
     def _prepare(self, at: int) -> torch.Tensor:
         block = self.side.block(at, min(at + TILE_ROWS, len(self.side)))
         width = block.shape[1]
-        longer = block.new_ones(len(block), width + 2)
+        longer = block.new_empty(len(block), width + 2)
         moved = torch.sub(block, self.own.to(block.dtype), out=longer[:, :width])
-        longer[:, width + 1 if self.one_first else width] = moved @ self.other.to(block.dtype)
+        one, product = (width, width + 1) if self.one_first else (width + 1, width)
+        longer[:, one] = 1.0
+        longer[:, product] = moved @ self.other.to(block.dtype)
         return longer
 
 
