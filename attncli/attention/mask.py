@@ -250,7 +250,7 @@ def per_batch(
         raise UsageError(
             option, f"expected one length or one per batch (B={batch}), got {len(lengths)}"
         )
-    if max(lengths) > limit:
+    if max(lengths, default=0) > limit:
         raise UsageError(option, f"expected at most {limit}, the axis' length, got {max(lengths)}")
     return np.array(lengths, np.int64)
 

@@ -173,7 +173,8 @@ def _rules(options: AttentionOptions) -> dict[str, AttentionOptions]:
 
 
 def _leak(name: str, given: Mask, rule: Mask, limit: int) -> Leak:
-    cells, first = 0, []
+    cells = 0
+    first: list[Cell] = []
     for batch, head, one, other in _pairs(given, rule):
         rows = min(one.rows, other.rows)
         here, _ = _exclusive(one, other, rows)

@@ -50,9 +50,10 @@ def mask_effect(scores: NDArray[Any], view: View) -> MaskEffect:
         rows = slice(start, min(start + step, view.rows))
         parts.append(_of_rows(*weights_before_and_after(scores, view, rows), view.visible(rows)))
     if not parts:
-        none = np.zeros(0)
-        return MaskEffect(*[none] * 6, *[none.astype(np.int64)] * 2)
-    return MaskEffect(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        none: NDArray[Any] = np.zeros(0)
+        parts = [(*[none] * 6, *[none.astype(np.int64)] * 2)]
+    columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return MaskEffect(*columns)
 
 
 def weights_before_and_after(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,8 @@ def read_mask(options: AttentionOptions, sizes: Sizes) -> MaskInput:
         _refuse_other_integers(mask)
         said = "--attn-mask: integers 0 and 1 were taken as a boolean mask"
         return MaskInput(allowed=mask, warnings=(said,))
+    if mask.dtype.kind != "f":
+        raise DataError("--attn-mask", f"expected booleans, 0 and 1, or floats, got {mask.dtype}")
     if options.mask_true is MaskTrue.DROP:
         raise DataError(
             "--attn-mask", f"expected a boolean mask beside --mask-true, got {mask.dtype}"
@@ -104,16 +107,16 @@ def read_key_padding(
         return None, ()
     said: tuple[str, ...] = ()
     where = "--key-padding"
-    if padding.dtype.kind in "iu":
-        _refuse_other_integers(padding, where)
-        said = (f"{where}: integers 0 and 1 were taken as boolean, 1 = real key",)
-    elif padding.dtype != bool:
-        raise DataError(where, f"expected a boolean array, got {padding.dtype}")
     keep = np.atleast_2d(padding)
     if keep.ndim != 2 or keep.shape[0] not in (1, sizes.batch) or keep.shape[1] != sizes.k_len:
         raise DataError(
             where, f"expected (B={sizes.batch}, S_k={sizes.k_len}), got {padding.shape}"
         )
+    if padding.dtype.kind in "iu":
+        _refuse_other_integers(keep, where)
+        said = (f"{where}: integers 0 and 1 were taken as boolean, 1 = real key",)
+    elif padding.dtype != bool:
+        raise DataError(where, f"expected a boolean array, got {padding.dtype}")
     return keep != 0, said
 
 
@@ -140,20 +143,32 @@ def read_segments(options: AttentionOptions, sizes: Sizes) -> NDArray[np.int64] 
 
 
 def blocks_of(mask: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """The mask in blocks of whole rows that bound what is in memory at once.
-
-    Each block is (rows, S_k); a file's memory map is walked in its own order.
-    """
+    """The rank-4 mask in blocks of whole rows, (rows, S_k), that bound what is in memory at once."""
     for batch in mask:
         for head in batch:
             step = max(1, _BLOCK_CELLS // max(1, head.shape[-1]))
             for start in range(0, len(head), step):
-                yield head[start : start + step]
+                block = head[start : start + step]
+                yield block
+                let_go(block)
+
+
+def let_go(array: NDArray[Any]) -> None:
+    """Let the system take back the memory that holds a part of a mapped file just read."""
+    base: Any = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    if not array.flags.c_contiguous or not array.nbytes:
+        return
+    offset = array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data
+    start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    base.madvise(mmap.MADV_DONTNEED, start, offset + array.nbytes - start)
 
 
 def _refuse_other_integers(mask: NDArray[Any], where: str = "--attn-mask") -> None:
-    flat = mask.reshape(1, 1, -1, mask.shape[-1])
-    for block in blocks_of(flat):
+    for block in blocks_of(mask.reshape((1,) * (4 - mask.ndim) + mask.shape)):
         wrong = block[(block != 0) & (block != 1)]
         if wrong.size:
             raise DataError(
@@ -182,9 +197,9 @@ def _additive_warnings(mask: NDArray[Any]) -> list[str]:
             "was a boolean mask meant?"
         )
     if hopeless_rows:
+        rows = "1 row holds" if hopeless_rows == 1 else f"{hopeless_rows} rows hold"
         said.append(
-            f"--attn-mask: {hopeless_rows} rows hold nothing but values of {MINUS_A_LOT:g} or "
-            "less; they are added as they stand, so these rows are not empty but uniform or a "
-            "plain softmax"
+            f"--attn-mask: {rows} nothing but values of {MINUS_A_LOT:g} or less; they are added "
+            "as they stand, which makes a row uniform or a plain softmax, never empty"
         )
     return said

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attncli.attention.mask_input import let_go
 from attncli.attention.structure import Ordered, Profile, Structure
 
 if TYPE_CHECKING:
@@ -195,20 +195,6 @@ def views(mask: Mask, hide_at: float | None = None) -> list[tuple[int | None, in
         for batch in batches
         for head in heads
     ]
-
-
-def let_go(array: NDArray[Any]) -> None:
-    """Let the system take back the memory that holds a part of a mapped file just read."""
-    base: Any = array
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    if not array.flags.c_contiguous or not array.nbytes:
-        return
-    offset = array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data
-    start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-    base.madvise(mmap.MADV_DONTNEED, start, offset + array.nbytes - start)
 
 
 def _walk(view: View) -> Profile:
