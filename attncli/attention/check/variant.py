@@ -1,0 +1,279 @@
+"""Attention with one thing done otherwise, evaluated for chosen queries by the reference steps.
+
+Most mistakes are another `Problem`; the few that are not (another softmax, another order) are
+fields of `Variant`, so that any two can be combined.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from attncli.attention import steps
+from attncli.attention.mask import build_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from attncli.attention.options import AttentionOptions
+    from attncli.attention.problem import Problem
+
+# Cells of one block: 2²¹ float64 are 16 MiB, and a handful of such arrays live at once.
+BLOCK_CELLS = 1 << 21
+
+
+class SoftmaxOver(StrEnum):
+    """What a softmax sums over."""
+
+    KEYS = "visible keys"
+    ALL_KEYS = "all keys, the mask coming after it"
+    QUERIES = "queries"
+    HEADS = "heads"
+    NOTHING = "nothing: exponentials as they are"
+
+
+class Rearranged(StrEnum):
+    """How the memory of a (B, H, S, d) tensor was misread."""
+
+    SWAPPED = "axes H and S exchanged"
+    BSHD_READ_AS_BHSD = "(B, S, H, d) in memory, read as (B, H, S, d)"
+    BHSD_READ_AS_BSHD = "(B, H, S, d) in memory, read as (B, S, H, d)"
+    PACKED_WIDTH_FIRST = "packed as d·H, read as H·d"
+    PACKED_HEADS_FIRST = "packed as H·d, read as d·H"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to compute attention, right or wrong.
+
+    Attributes:
+        problem: its mask lies on the device already.
+        options: what the problem's mask was built from.
+        softmax: what the softmax sums over.
+        cap_after_mask: the soft cap is applied to masked logits, so that hidden keys get weight.
+        heads_averaged: every head uses the mean of all heads' weights.
+        value_heads: the value head of each query head; None for the right ones.
+        misread: how the candidate's output was laid out wrongly; None if it was not.
+    """
+
+    problem: Problem
+    options: AttentionOptions
+    softmax: SoftmaxOver = SoftmaxOver.KEYS
+    cap_after_mask: bool = False
+    heads_averaged: bool = False
+    value_heads: tuple[int, ...] | None = None
+    misread: Rearranged | None = None
+    # Column sums of a softmax over queries need every row: found once. Not copied by `replace`.
+    _columns: dict[int, torch.Tensor] = field(init=False, default_factory=dict, compare=False)
+
+    @property
+    def needs_all_heads(self) -> bool:
+        """Whether no head can be computed alone."""
+        return self.heads_averaged or self.softmax is SoftmaxOver.HEADS
+
+    def with_problem(self, **changes: Any) -> Variant:
+        """The same, for a problem with other fields."""
+        return replace(self, problem=replace(self.problem, **changes))
+
+    def with_options(self, **changes: Any) -> Variant:
+        """The same for other visibility options, the mask built anew.
+
+        Raises:
+            UsageError: options that do not fit the sizes.
+        """
+        options = replace(self.options, **changes)
+        old = self.problem.mask
+        keep = "attn_mask" not in changes and "mask_true" not in changes
+        # A mask file may be large, and reading it again would only say the same.
+        built = build_mask(
+            replace(options, attn_mask=None) if keep else options, self.problem.sizes
+        ).to_torch(self.problem.device)
+        if keep:
+            built = replace(
+                built, allowed=old.allowed, allowed_value=old.allowed_value, added=old.added
+            )
+        return replace(self, options=options, problem=replace(self.problem, mask=built))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some query rows of some neighbouring heads and batches."""
+
+    batch: slice
+    head: slice
+    rows: torch.Tensor  # int64 (R,)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a variant gives for a part: b batches, h heads, R rows.
+
+    Attributes:
+        output: (b, h, R, d_v); None without values.
+        weights: (b, h, R, S_k).
+        logsumexp: (b, h, R, 1).
+        empty: bool (b, h, R, 1), True for a query that sees no key.
+        when_empty: what an empty row holds where hidden logits are finite and all alike: the
+            mean of the values (b, h, 1, d_v); None without values.
+    """
+
+    output: torch.Tensor | None
+    weights: torch.Tensor
+    logsumexp: torch.Tensor
+    empty: torch.Tensor
+    when_empty: torch.Tensor | None
+
+
+def right_variant(problem: Problem, options: AttentionOptions) -> Variant:
+    """The problem as it was declared: no mistake."""
+    moved = problem.mask.to_torch(problem.device)
+    return Variant(replace(problem, mask=moved), options)
+
+
+def parts_of(variant: Variant, rows: torch.Tensor, batches: range) -> Iterator[Part]:
+    """Cut the rows of all heads into parts of a bounded number of cells.
+
+    Args:
+        variant: what will be evaluated.
+        rows: int64 (R,), the queries.
+        batches: neighbouring batches.
+    """
+    sizes = variant.problem.sizes
+    per_head = max(1, sizes.k_len) * max(1, min(len(rows), variant.problem.dk))
+    heads = sizes.heads if variant.needs_all_heads else max(1, BLOCK_CELLS // per_head)
+    heads = min(heads, sizes.heads)
+    per_row = max(1, sizes.k_len) * heads
+    step = max(1, BLOCK_CELLS // per_row)
+    several = heads == sizes.heads and per_row * max(1, len(rows)) * len(batches) <= BLOCK_CELLS
+    for batch in [batches] if several else [range(b, b + 1) for b in batches]:
+        for head in range(0, sizes.heads, heads):
+            for at in range(0, len(rows), step):
+                yield Part(
+                    slice(batch.start, batch.stop),
+                    slice(head, min(head + heads, sizes.heads)),
+                    rows[at : at + step],
+                )
+
+
+def evaluate(variant: Variant, part: Part, *, with_output: bool = True) -> Expected:
+    """Compute a part of a variant, by the steps that define the reference.
+
+    Args:
+        variant: what to compute.
+        part: for which queries.
+        with_output: whether the weighted sum is asked for.
+    """
+    problem = variant.problem
+    heads = range(*part.head.indices(problem.sizes.heads))
+    visible, bias = _mask_of(variant, part)
+    found = _logits(variant, part, visible, bias)
+    soft = _softmax(variant, part, found, visible)
+    weights = soft.weights
+    if variant.heads_averaged:
+        weights = weights.mean(1, keepdim=True).expand_as(weights)
+    output, when_empty = None, None
+    if with_output and problem.v is not None:
+        chosen = variant.value_heads or [problem.kv_head(h) for h in range(problem.sizes.heads)]
+        v = _heads_of(problem, problem.v, part.batch, [chosen[head] for head in heads])
+        output = steps.weighted_sum(weights, v, visible.expand(weights.shape))  # (b, h, R, d_v)
+        when_empty = v.mean(-2, keepdim=True) if bool(soft.empty.any()) else None
+    return Expected(output, weights, soft.logsumexp[..., None], soft.empty[..., None], when_empty)
+
+
+def all_rows(problem: Problem) -> torch.Tensor:
+    """Int64 (S_q,), every query, on the problem's device."""
+    return torch.arange(problem.sizes.q_len, device=problem.device)
+
+
+def _mask_of(variant: Variant, part: Part) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Visibility and bias, both broadcastable to (b, h, R, S_k)."""
+    mask = variant.problem.mask
+    visible = mask.visible(part.batch, part.head, part.rows, slice(None))
+    return visible, mask.bias(part.batch, part.head, part.rows, slice(None))
+
+
+def _logits(
+    variant: Variant, part: Part, visible: torch.Tensor, bias: torch.Tensor | None
+) -> steps.Logits:
+    problem = variant.problem
+    shared = [problem.kv_head(h) for h in range(*part.head.indices(problem.sizes.heads))]
+    if variant.softmax is SoftmaxOver.ALL_KEYS:
+        visible = torch.ones_like(visible)
+        bias = None if bias is None else torch.where(torch.isinf(bias), 0.0, bias)
+    q = problem.cast(problem.q[part.batch, part.head][:, :, part.rows])  # (b, h, R, d_k)
+    found = steps.logits(
+        q,
+        _heads_of(problem, problem.k, part.batch, shared),
+        scale=problem.scale,
+        temperature=problem.temperature,
+        softcap=None if variant.cap_after_mask else problem.softcap,
+        visible=visible,
+        bias=bias,
+    )
+    if variant.cap_after_mask and problem.softcap is not None:
+        capped = problem.softcap * torch.tanh(found.masked / problem.softcap)
+        found = replace(found, masked=capped, visible=torch.ones_like(found.visible))
+    return found
+
+
+def _softmax(
+    variant: Variant, part: Part, found: steps.Logits, visible: torch.Tensor
+) -> steps.Softmax:
+    """The weights, however the variant comes by them."""
+    problem = variant.problem
+    sink = None
+    if problem.sinks is not None:
+        sink = problem.cast(problem.sinks[part.head])[None, :, None]  # (1, h, 1)
+    soft = steps.softmax(found.masked, found.visible, sink)
+    if variant.softmax is SoftmaxOver.KEYS:
+        return soft
+    weights = soft.weights
+    if variant.softmax is SoftmaxOver.ALL_KEYS:
+        weights = torch.where(visible, weights, 0.0)
+    elif variant.softmax is SoftmaxOver.NOTHING:
+        peak = found.masked.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+        weights = torch.where(found.visible, torch.exp(found.masked - peak), 0.0)
+    elif variant.softmax is SoftmaxOver.HEADS:
+        whole = torch.logsumexp(found.masked, 1, keepdim=True)
+        weights = torch.where(found.visible, torch.exp(found.masked - whole), 0.0)
+    else:
+        whole = _over_queries(variant, part)[:, :, None]  # (b, h, 1, S_k)
+        weights = torch.where(found.visible, torch.exp(found.masked - whole), 0.0)
+    return replace(soft, weights=weights)
+
+
+def _over_queries(variant: Variant, part: Part) -> torch.Tensor:
+    """Log-sum-exp of each key's logits over all queries, (b, h, S_k); found once per head."""
+    problem = variant.problem
+    batches = range(*part.batch.indices(problem.sizes.batch))
+    heads = range(*part.head.indices(problem.sizes.heads))
+    for place in ((b, h) for b in batches for h in heads):
+        key = place[0] * problem.sizes.heads + place[1]
+        if key not in variant._columns:
+            variant._columns[key] = _column_logsumexp(variant, *place)
+    found = [[variant._columns[b * problem.sizes.heads + h] for h in heads] for b in batches]
+    return torch.stack([torch.stack(of_batch) for of_batch in found])
+
+
+def _column_logsumexp(variant: Variant, batch: int, head: int) -> torch.Tensor:
+    problem = variant.problem
+    total = problem.q.new_full((problem.sizes.k_len,), -math.inf, dtype=problem.dtype)
+    step = max(1, BLOCK_CELLS // max(1, problem.sizes.k_len))
+    for rows in torch.split(all_rows(problem), step):
+        part = Part(slice(batch, batch + 1), slice(head, head + 1), rows)
+        masked = _logits(variant, part, *_mask_of(variant, part)).masked[0, 0]  # (R, S_k)
+        total = torch.logaddexp(total.to(masked.device), torch.logsumexp(masked, 0))
+    return total
+
+
+def _heads_of(
+    problem: Problem, tensor: torch.Tensor, batch: slice, heads: list[int]
+) -> torch.Tensor:
+    """Heads of (B, H_kv, S, d) as the query heads use them, in the dtype of the arithmetic."""
+    if heads == list(range(tensor.shape[1])):
+        return problem.cast(tensor[batch])
+    return problem.cast(tensor[batch][:, torch.tensor(heads, device=tensor.device)])
