@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -10,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from attncli import __version__
-from attncli.cli.failures import PARSER_ERROR, explain_parser_error
+from attncli.cli.failures import abandon_stdout, explain_failure
 
 # A subcommand lives in the module of its name; its line here is the first of its docstring.
 COMMANDS = {
@@ -26,10 +28,18 @@ class Program(TyperGroup):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run, and exit with a code of `attncli.errors`."""
         kwargs["standalone_mode"] = False
+        _stand_in_for_closed_streams()
         try:
-            sys.exit(super().main(*args, **kwargs))
-        except PARSER_ERROR as error:
-            sys.exit(explain_parser_error(error))
+            code = _run(lambda: super(Program, self).main(*args, **kwargs))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            abandon_stdout()
+            code = 0
+        except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, OSError):
+                abandon_stdout()
+            code = explain_failure(error)
+        sys.exit(code)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of the subcommands, in the order of the help."""
@@ -47,6 +57,23 @@ class Program(TyperGroup):
         """List the subcommands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _run(work: Callable[[], Any]) -> Any:
+    """Run Typer, which turns a reader that has gone into an exit of its own."""
+    try:
+        return work()
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            raise error.__context__ from None
+        raise
+
+
+def _stand_in_for_closed_streams() -> None:
+    """A shell's `>&-` leaves no stream at all; what is written there goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - until the end
 
 
 app = typer.Typer(

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from attncli.cli.failures import explain_failure
+from attncli.cli.failures import abandon_stdout, explain_failure
+from attncli.cli.parser import Reader, command_class
+from attncli.errors import UsageError
 
 Registration = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -33,31 +34,59 @@ def command(app: typer.Typer, name: str) -> Registration:
         def run(**values: Any) -> None:
             debug = values.pop("debug")
             given = {group: _fill(kind, values) for group, kind in groups.items()}
-            _guarded(lambda: function(**given), debug)
+            _guarded(lambda: _checked(function, values, given), debug)
 
-        parameters = [p for kind in groups.values() for p in _parameters(kind)]
-        parameters.append(_parameter("debug", DebugFlag, False))
+        found = [part for kind in groups.values() for part in _parameters(kind)]
+        found.append(("debug", DebugFlag, False))
+        readers = {part: Reader.of(part, *rest) for part, *rest in found}
+        parameters = [_parameter(*part) for part in found]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         names = {"help_option_names": ["-h", "--help"]}
-        app.command(name, help=inspect.getdoc(function), context_settings=names)(run)
+        register_with_typer = app.command(
+            name,
+            cls=command_class(readers),
+            help=inspect.getdoc(function),
+            context_settings=names,
+        )
+        register_with_typer(run)
         return function
 
     return register
 
 
-def _parameters(kind: type) -> list[inspect.Parameter]:
+def _parameters(kind: type) -> list[tuple[str, Any, Any]]:
+    """Name, annotation and default of every field."""
     hints = get_type_hints(kind, include_extras=True)
-    return [_parameter(f.name, hints[f.name], f.default) for f in dataclasses.fields(kind)]
+    return [(f.name, hints[f.name], f.default) for f in dataclasses.fields(kind)]
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, keyword, annotation=annotation, default=default)
+    missing = default is dataclasses.MISSING
+    given = inspect.Parameter.empty if missing else default
+    return inspect.Parameter(name, keyword, annotation=annotation, default=given)
 
 
 def _fill(kind: type, values: dict[str, Any]) -> Any:
     return kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
+
+
+def _checked(function: Callable[..., None], values: dict[str, Any], given: dict[str, Any]) -> None:
+    _refuse_second_stdin(values)
+    function(**given)
+
+
+def _refuse_second_stdin(values: dict[str, Any]) -> None:
+    """Standard input can be read once: two options that name it are a mistake."""
+    named = [
+        name
+        for name, value in values.items()
+        for part in (value if isinstance(value, list) else [value])
+        if part == "-" and name != "output"
+    ]
+    if len(named) > 1:
+        raise UsageError("-", "expected standard input to be read once, got it several times")
 
 
 def _guarded(work: Callable[[], None], debug: bool) -> None:
@@ -65,19 +94,13 @@ def _guarded(work: Callable[[], None], debug: bool) -> None:
     try:
         work()
         sys.stdout.flush()
-    except BrokenPipeError:
-        _abandon_stdout()
-    except Exception as error:
+    except BrokenPipeError:  # `| head`: the reader has seen enough, and nothing failed
+        abandon_stdout()
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, OSError):
+            abandon_stdout()
         if debug and not isinstance(error, typer.Exit):
             import traceback
 
             traceback.print_exc()
         raise typer.Exit(explain_failure(error)) from None
-
-
-def _abandon_stdout() -> None:
-    """The reader has seen enough (`| head`): nothing failed, and nobody listens any more."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - it lives as long as the process
