@@ -1,3 +1,67 @@
-"""Attention analysis: every stage of scaled dot-product attention, for people and programs."""
+"""Attention analysis: every stage of scaled dot-product attention, for people and programs.
+
+The functions behind the commands carry the commands' names, take tensors in the place of files,
+and know the commands' options as keywords. Importing the package loads none of them, nor torch:
+each comes with its first use.
+
+>>> import attncli
+>>> result = attncli.compute([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], causal=True)
+>>> result.stages["weights"].shape
+torch.Size([1, 1, 2, 2])
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+# To add a public name, say here which module it lives in, and import it for type checkers below.
+_HOMES = {
+    "compute": "attncli.api.compute",
+    "Computed": "attncli.api.compute",
+    "StageStatistics": "attncli.api.compute",
+    "AttentionOptions": "attncli.attention.options",
+    "Corner": "attncli.attention.options",
+    "Layout": "attncli.attention.options",
+    "MaskTrue": "attncli.attention.options",
+    "Precision": "attncli.attention.options",
+    "Problem": "attncli.attention.problem",
+    "make_problem": "attncli.attention.problem",
+    "AttncliError": "attncli.errors",
+    "CheckFailedError": "attncli.errors",
+    "DataError": "attncli.errors",
+    "ResourceError": "attncli.errors",
+    "UsageError": "attncli.errors",
+}
+
+__all__ = [*_HOMES, "__version__"]
+
+if TYPE_CHECKING:
+    from attncli.api.compute import Computed as Computed
+    from attncli.api.compute import StageStatistics as StageStatistics
+    from attncli.api.compute import compute as compute
+    from attncli.attention.options import AttentionOptions as AttentionOptions
+    from attncli.attention.options import Corner as Corner
+    from attncli.attention.options import Layout as Layout
+    from attncli.attention.options import MaskTrue as MaskTrue
+    from attncli.attention.options import Precision as Precision
+    from attncli.attention.problem import Problem as Problem
+    from attncli.attention.problem import make_problem as make_problem
+    from attncli.errors import AttncliError as AttncliError
+    from attncli.errors import CheckFailedError as CheckFailedError
+    from attncli.errors import DataError as DataError
+    from attncli.errors import ResourceError as ResourceError
+    from attncli.errors import UsageError as UsageError
+else:
+    # Hidden from type checkers, to which it would make every misspelt name look right.
+    def __getattr__(name: str) -> object:
+        """Load a public name with its first use (PEP 562)."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 'attncli' has no attribute {name!r}")
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -194,12 +194,12 @@ def _compute(
     problem: Problem, inputs: _HeadInputs, stages: Sequence[Stage], rows: Rows, mask: Mask
 ) -> tuple[dict[Stage, torch.Tensor], torch.Tensor]:
     """Values (rows, columns) of each stage, and visibility (rows, S_k), all on the CPU."""
-    index = _index(rows)
+    index = _index(rows, problem.device)
     batch, head = slice(inputs.batch, inputs.batch + 1), slice(inputs.head, inputs.head + 1)
     visible = mask.visible(batch, head, index, slice(None))[0, 0]  # (rows | 1, S_k | 1)
     bias = mask.bias(batch, head, index, slice(None))
     found = steps.logits(
-        problem.cast(inputs.q[index]),
+        problem.cast(inputs.q[_index(rows, inputs.q.device)]),
         inputs.k,
         scale=problem.scale,
         temperature=problem.temperature,
@@ -228,7 +228,7 @@ def _input_blocks(
         everything = torch.ones(len(rows), dtype=torch.bool)
         real = _real(mask, batch, rows) if stage is Stage.Q else everything
         for head in selection.heads if stage is Stage.Q else shared:
-            values = problem.cast(tensor[batch, head][_index(rows)]).cpu()
+            values = problem.cast(tensor[batch, head][_index(rows, tensor.device)]).cpu()
             yield Block(stage, batch, head, 0, rows, values, None, real)
 
 
@@ -252,8 +252,10 @@ def _real(mask: Mask, batch: int, rows: Rows) -> torch.Tensor:
     return torch.tensor([row < real for row in rows], dtype=torch.bool)
 
 
-def _index(rows: Rows) -> slice | torch.Tensor:
-    return slice(rows.start, rows.stop) if isinstance(rows, range) else torch.tensor(rows)
+def _index(rows: Rows, device: torch.device) -> slice | torch.Tensor:
+    if isinstance(rows, range):
+        return slice(rows.start, rows.stop)
+    return torch.tensor(rows, dtype=torch.int64, device=device)
 
 
 def _indices(option: str, wanted: Sequence[int] | None, length: int) -> tuple[int, ...] | range:

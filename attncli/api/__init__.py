@@ -1,0 +1,1 @@
+"""The Python side of the commands: tensors and keywords in, dataclasses out."""
