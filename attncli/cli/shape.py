@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from attncli.cli.options import ShapeOptions
+    from attncli.files.tensor import StoredTensor
 
 # What a bundle may declare for a group, and the kind of value that it must be.
 DECLARABLE = {
@@ -128,7 +129,7 @@ def _given(given: ShapeOptions, files: dict[str, str], warnings: list[str]) -> d
     for name in ("key_padding", "attn_mask"):
         spec = getattr(given, name)
         if spec is not None:
-            values[name] = _array(spec, "--" + name.replace("_", "-"), warnings)
+            values[name] = read_array(spec, "--" + name.replace("_", "-"), warnings)
             files[name] = spec
     values["segments"] = _list_or_file("segments", given.segments, files, warnings)
     values["sinks"] = _list_or_file("sinks", given.sinks, files, warnings)
@@ -137,15 +138,20 @@ def _given(given: ShapeOptions, files: dict[str, str], warnings: list[str]) -> d
     return values
 
 
-def _array(spec: str, option: str, warnings: list[str]) -> NDArray[Any]:
-    """An array from a file; bfloat16 and float8 as floats that hold their values."""
-    from attncli.files.convert import as_float
+def read_array(spec: str, option: str, warnings: list[str]) -> NDArray[Any]:
+    """An array from FILE or FILE::NAME; bfloat16 and float8 as floats that hold their values."""
     from attncli.files.roles import read_one
 
     stored, said = read_one(spec, option)
     warnings += said
-    is_itself = stored.dtype == stored.array.dtype.name
-    return stored.array if is_itself else as_float(stored)
+    return as_array(stored)
+
+
+def as_array(stored: StoredTensor) -> NDArray[Any]:
+    """The values of a stored tensor, as they are where NumPy has their dtype."""
+    from attncli.files.convert import as_float
+
+    return stored.array if stored.dtype == stored.array.dtype.name else as_float(stored)
 
 
 def _list_or_file(
@@ -160,7 +166,7 @@ def _list_or_file(
     whole = name == "segments"
     if len(given) == 1 and _is_file(given[0]):
         files[name] = given[0]
-        array = _array(given[0], option, warnings)
+        array = read_array(given[0], option, warnings)
         return array if whole else array.astype(np.float64)
     if whole:
         return np.array(integers(option, given), np.int64)

@@ -95,3 +95,45 @@ AUDIT = (
     Column("scale_for_unit_variance", "unit scale"),
     Column("diagnosis", "diagnosis"),
 )
+
+MASK = (
+    Column("batch", "batch"),
+    Column("head", "head"),
+    Column("q_len", "S_q"),
+    Column("k_len", "S_k"),
+    Column("cells", "cells"),
+    Column("kept", "kept"),
+    Column("density", "density"),
+    Column("empty_rows", "empty rows"),
+    Column("first_empty_rows", None),
+    Column("unused_keys", "unused keys"),
+    Column("first_unused_keys", None),
+    Column("keys_min", "keys min"),
+    Column("keys_max", "keys max"),
+    Column("description", None),
+)
+
+MASK_CELLS = (
+    Column("batch", "batch"),
+    Column("head", "head"),
+    Column("query", "query"),
+    Column("key", "key"),
+    Column("a", "this"),
+    Column("b", "other"),
+)
+
+MASK_EFFECT = (
+    Column("batch", "batch"),
+    Column("head", "head"),
+    Column("query", "query"),
+    Column("sum_before", None),
+    Column("sum_after", "row sum"),
+    Column("entropy_before_nats", "entropy before", "nats"),
+    Column("entropy_before_bits", "entropy before", "bits"),
+    Column("entropy_after_nats", "after", "nats"),
+    Column("entropy_after_bits", "after", "bits"),
+    Column("mass_removed", "mass removed"),
+    Column("mass_moved", "mass moved"),
+    Column("top_before", "top key before"),
+    Column("top_after", "after"),
+)

@@ -1,0 +1,83 @@
+"""`mask --against`: two masks cell by cell."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from attncli.errors import CheckFailedError
+from attncli.report.choices import Format
+
+if TYPE_CHECKING:
+    from attncli.attention.mask import Mask, Sizes
+    from attncli.attention.mask_compare import Comparison
+    from attncli.cli.mask import MaskOptions
+    from attncli.cli.options import WorkOptions
+    from attncli.cli.shape import Shape
+    from attncli.report.printer import Printer
+
+
+def run_compare(
+    chosen: MaskOptions, read: Shape, sizes: Sizes, work: WorkOptions, printer: Printer
+) -> None:
+    """Compare, print where the masks differ, and fail if they do.
+
+    Raises:
+        CheckFailedError: the masks differ.
+    """
+    from attncli.attention.mask_compare import compare
+    from attncli.cli.emit import emit
+    from attncli.cli.mask import params_of
+    from attncli.report.mask import comparison_tables
+    from attncli.report.records import MASK_CELLS
+
+    one, other = _pair(chosen, read, sizes)
+    found = compare(one, other)
+    records = [asdict(cell) for cell in (*found.first, *found.first_bias)]
+    data_params = params_of(one, read) | {"against": chosen.against} | _counts(found)
+    emit(
+        work.format,
+        printer,
+        command="mask-compare" if work.format is Format.JSON else "mask",
+        columns=MASK_CELLS,
+        records=records,
+        inputs={},
+        params=data_params,
+        show=lambda cells: comparison_tables(found, cells, str(chosen.against)),
+    )
+    differing = found.differing + found.bias_differing
+    if differing:
+        cell = (*found.first, *found.first_bias)[0]
+        raise CheckFailedError(
+            "--against",
+            f"expected equal masks, got {differing} cells that differ, the first at query "
+            f"{cell.query}, key {cell.key}",
+        )
+
+
+def _pair(chosen: MaskOptions, read: Shape, sizes: Sizes) -> tuple[Mask, Mask]:
+    """The two masks: as built and from a file, or from the file and as the options build it."""
+    from attncli.attention.mask import build_mask
+    from attncli.attention.options import AttentionOptions
+    from attncli.cli.shape import read_array
+
+    options = read.options
+    if chosen.against == "options":
+        file_alone = AttentionOptions(
+            attn_mask=options.attn_mask,
+            mask_true=options.mask_true,
+            query_lengths=options.query_lengths,
+        )
+        expected = replace(options, attn_mask=None)
+        return build_mask(file_alone, sizes), build_mask(expected, sizes)
+    warnings: list[str] = []
+    array = read_array(str(chosen.against), "--against", warnings)
+    against = AttentionOptions(
+        attn_mask=array, mask_true=options.mask_true, query_lengths=options.query_lengths
+    )
+    return build_mask(options, sizes), build_mask(against, sizes)
+
+
+def _counts(found: Comparison) -> dict[str, Any]:
+    names = ("cells", "differing", "only_a", "only_b", "bias_differing")
+    return {name: getattr(found, name) for name in names}

@@ -1,0 +1,126 @@
+"""`mask --scores` and `mask --effect`: softmax before and after the mask, row by row."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from attncli.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from attncli.attention.mask import Mask
+    from attncli.cli.mask import MaskOptions
+    from attncli.cli.mask_sizes import Sized
+    from attncli.cli.options import WorkOptions
+    from attncli.cli.shape import Shape
+    from attncli.report.printer import Printer
+
+Record = dict[str, Any]
+
+
+def run_effect(
+    chosen: MaskOptions,
+    built: Mask,
+    sized: Sized,
+    read: Shape,
+    work: WorkOptions,
+    printer: Printer,
+) -> None:
+    """Print a record per query: row sums, entropies, the mass that the mask removed and moved."""
+    from attncli.cli.emit import emit
+    from attncli.cli.mask import params_of
+    from attncli.report.mask import effect_tables
+    from attncli.report.records import MASK_EFFECT
+
+    warnings: list[str] = []
+    scores = _scores(chosen, built, sized, read, warnings)
+    printer.warn(warnings)
+    emit(
+        work.format,
+        printer,
+        command="mask-effect",
+        columns=MASK_EFFECT,
+        records=_records(scores, built),
+        inputs=sized.described,
+        params=params_of(built, read) | {"scores": chosen.scores},
+        show=lambda found: effect_tables(found, printer, work.digits, work.unit),
+    )
+
+
+def _records(scores: NDArray[Any], built: Mask) -> Iterator[Record]:
+    import numpy as np
+
+    from attncli.attention.mask_effect import mask_effect
+    from attncli.attention.mask_view import View
+
+    names = ("sum_before", "sum_after", "entropy_before", "entropy_after", "mass_removed")
+    names += ("mass_moved", "top_before", "top_after")  # type: ignore[assignment]
+    for batch, head in np.ndindex(scores.shape[:2]):
+        found = mask_effect(scores[batch, head], View(built, batch, head))
+        columns = [getattr(found, name).tolist() for name in names]
+        for query, values in enumerate(zip(*columns, strict=True)):
+            row = dict(zip(names, values, strict=True))
+            for key in ("entropy_before", "entropy_after"):
+                nats = None if math.isnan(row[key]) else row[key]
+                row[key + "_nats"] = nats
+                row[key + "_bits"] = None if nats is None else nats / math.log(2)
+                del row[key]
+            for key in ("top_before", "top_after"):
+                row[key] = None if row[key] < 0 else row[key]
+            yield {"batch": batch, "head": head, "query": query} | row
+
+
+def _scores(
+    chosen: MaskOptions, built: Mask, sized: Sized, read: Shape, warnings: list[str]
+) -> NDArray[Any]:
+    """Scaled scores (B, H, S_q, S_k), from a file or from Q and K."""
+    from attncli.attention.mask_input import as_rank_4
+
+    sizes = built.sizes
+    if chosen.scores is None:
+        return _products(chosen, built, sized, read)
+    from attncli.cli.shape import read_array
+
+    array = read_array(chosen.scores, "--scores", warnings)
+    if array.ndim < 2 or array.shape[-2:] != (sizes.q_len, sizes.k_len):
+        raise DataError(
+            "--scores",
+            f"expected (…, S_q={sizes.q_len}, S_k={sizes.k_len}) like the mask, got {array.shape}",
+        )
+    return as_rank_4(array, sizes)
+
+
+def _products(chosen: MaskOptions, built: Mask, sized: Sized, read: Shape) -> NDArray[Any]:
+    """Q·K·scale in float64, every head of Q with its own head of K."""
+    import numpy as np
+
+    from attncli.attention.options import Layout
+    from attncli.files.convert import as_float
+    from attncli.files.limits import require_memory
+
+    assert sized.queries is not None
+    assert sized.keys is not None
+    sizes = built.sizes
+    if chosen.layout is Layout.BSH:
+        raise DataError("--layout bsh", "expected heads apart for --effect, got packed ones")
+    require_memory("--effect", 16 * sizes.batch * sizes.heads * sizes.q_len * sizes.k_len)
+
+    def read_side(side: Any) -> NDArray[np.float64]:
+        file, name = side
+        array = as_float(file.read(name)).astype(np.float64)
+        whole = array.reshape((1,) * (4 - array.ndim) + array.shape)
+        swapped = chosen.layout is Layout.BSHD and array.ndim > 2
+        return whole.swapaxes(1, 2) if swapped else whole
+
+    queries, keys = read_side(sized.queries), read_side(sized.keys)
+    if queries.shape[-1] != keys.shape[-1] or queries.shape[1] % keys.shape[1]:
+        raise DataError("--effect", f"expected K like Q {queries.shape}, got {keys.shape}")
+    keys = keys.repeat(queries.shape[1] // keys.shape[1], axis=1)
+    scale = read.options.scale
+    scores: NDArray[Any] = queries @ keys.swapaxes(-1, -2)
+    scores *= 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
+    return scores

@@ -1,0 +1,71 @@
+"""Write a mask to a file, block by block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attncli.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from attncli.attention.mask import Mask
+
+DTYPES = ("bool", "float16", "bfloat16", "float32", "float64")
+BLOCK_CELLS = 1 << 24
+# −inf as the upper half of a float32, which is what a bfloat16 is.
+BFLOAT16_HIDDEN = 0xFF80
+
+
+def save_mask(mask: Mask, target: str, dtype: str) -> None:
+    """Write bool (True = may attend) or additive (0 or the bias, −inf = hidden), (B, H, S_q, S_k).
+
+    Axes along which the mask is alike everywhere are written 1 long.
+
+    Raises:
+        UsageError: a dtype that masks are not written in.
+        DataError, ResourceError: the place cannot be written.
+    """
+    import numpy as np
+
+    from attncli.attention.mask_view import differs
+    from attncli.files.writer import TensorSaver
+
+    if dtype not in DTYPES:
+        raise UsageError("--dtype", f"expected one of {', '.join(DTYPES[1:])}, got {dtype!r}")
+    sizes = mask.sizes
+    batches = sizes.batch if differs(mask, 0) else 1
+    heads = sizes.heads if differs(mask, 1) else 1
+    shape = (batches, heads, sizes.q_len, sizes.k_len)
+    kind: Any = dtype if dtype == "bfloat16" else np.dtype(dtype)
+    step = max(1, BLOCK_CELLS // max(1, sizes.k_len))
+    with TensorSaver(target, {"attn_mask": (shape, kind)}) as saver:
+        for batch in range(batches):
+            for head in range(heads):
+                for start in range(0, sizes.q_len, step):
+                    rows = slice(start, min(start + step, sizes.q_len))
+                    block = _block(mask, batch, head, rows, dtype)
+                    saver.write("attn_mask", (batch, head, rows), block)
+
+
+def _block(mask: Mask, batch: int, head: int, rows: slice, dtype: str) -> NDArray[Any]:
+    """(rows, S_k) cells in the dtype to be written."""
+    import numpy as np
+
+    one = slice(batch, batch + 1), slice(head, head + 1)
+    full = (rows.stop - rows.start, mask.sizes.k_len)
+    visible = np.broadcast_to(mask.visible(*one, rows, slice(None))[0, 0], full)
+    if dtype == "bool":
+        return visible
+    bias = mask.bias(*one, rows, slice(None))
+    added = np.zeros(full) if bias is None else np.broadcast_to(bias[0, 0], full)
+    values = np.where(visible, added, -np.inf)
+    if dtype == "bfloat16":
+        from attncli.attention.mask_additive import Format, rounded
+
+        exact = rounded(values, Format.BFLOAT16).astype(np.float32)
+        return np.where(visible, exact.view(np.uint32) >> 16, np.uint32(BFLOAT16_HIDDEN)).astype(
+            np.uint16
+        )
+    with np.errstate(over="ignore"):
+        return values.astype(dtype)
