@@ -1,0 +1,348 @@
+"""Experiments: theory against exact moments, intervals, softmax symptoms, reproducibility."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from statistics import NormalDist
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+
+from attncli.attention import experiment as experiment_module
+from attncli.attention.audit import diagnosis
+from attncli.attention.clustered import ClusterSums, student_quantile
+from attncli.attention.distributions import Distribution, DistributionName
+from attncli.attention.experiment import ExperimentRecord, ExperimentSpec, experiment
+from attncli.attention.moments import ScoreMoments
+from attncli.attention.scale_rule import ScaleRule, parse_scale_rule, scale_of
+from attncli.attention.symptoms import symptoms
+from attncli.errors import UsageError
+
+NAMES = list(DistributionName)
+
+
+def one(**given: Any) -> ExperimentRecord:
+    """The record of a specification with one scale."""
+    (record,) = experiment(ExperimentSpec(**given))
+    return record
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [{}, {"mean": 0.7, "std": 1.5}], ids=["own", "moved"])
+@pytest.mark.parametrize("correlation", [0.0, 0.5, -0.9])
+def test_measured_moments_agree_with_theory(
+    name: DistributionName, shape: dict[str, float], correlation: float
+) -> None:
+    entries = Distribution(name=name, correlation=correlation, df=20.0, **shape)
+    found = one(dk=16, samples=80_000, distribution=entries, seed=3)
+    assert found.mean_theory is not None
+    assert found.var_theory is not None
+    assert found.ratio == pytest.approx(found.var / found.var_theory)
+    # Six standard errors: the interval's half width is two of them.
+    reach = math.log(found.var_ci95_high / found.var_ci95_low) * 1.5
+    assert abs(math.log(found.var / found.var_theory)) < reach
+    # Keys move together with the query that they share: count queries, not scores.
+    assert abs(found.mean - found.mean_theory) < 6 * math.sqrt(found.var_theory / 10_000)
+
+
+def test_products_that_are_all_alike() -> None:
+    opposite = Distribution(name=DistributionName.RADEMACHER, correlation=-1.0)
+    found = one(dk=16, samples=800, distribution=opposite)
+    assert (found.mean, found.mean_theory) == (-16, -16)
+    assert found.var == found.var_theory == found.var_ci95_low == found.var_ci95_high == 0
+    assert found.ratio is None
+
+
+def test_theory_of_two_point_entries_is_exact() -> None:
+    """Rademacher entries take four values together: their moments can be summed by hand."""
+    mean, std, rho = 0.3, 2.0, 0.25
+    mixed = math.sqrt(1 - rho**2)
+    products = [
+        (mean + std * z) * (mean + std * (rho * z + mixed * e))
+        for z, e in itertools.product((-1, 1), repeat=2)
+    ]
+    entries = Distribution(name=DistributionName.RADEMACHER, mean=mean, std=std, correlation=rho)
+    assert entries.dot_mean(5) == pytest.approx(5 * np.mean(products), rel=1e-14)
+    assert entries.dot_variance(5) == pytest.approx(5 * np.var(products), rel=1e-14)
+
+
+@pytest.mark.parametrize("dk", [1, 64])
+def test_theory_of_the_shared_page(dk: int) -> None:
+    assert Distribution().dot_variance(dk) == dk
+    uniform = Distribution(name=DistributionName.UNIFORM)
+    assert uniform.dot_mean(dk) == dk / 4
+    assert uniform.dot_variance(dk) == pytest.approx(7 * dk / 144, rel=1e-14)
+    assert Distribution(correlation=1.0).dot_mean(dk) == dk  # |q|², chi-squared
+    assert Distribution(correlation=1.0).dot_variance(dk) == 2 * dk
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_entries_are_standardised(name: DistributionName) -> None:
+    entries = Distribution(name=name)
+    z = entries.standardised(np.random.default_rng(0), (400_000,))
+    assert z.mean() == pytest.approx(0, abs=0.01)
+    assert z.var() == pytest.approx(1, abs=0.02)
+    assert (z**4).mean() == pytest.approx(entries.kurtosis, rel=0.1)
+    lowest, highest = entries.to_entries(z).min(), z.max()
+    if name is DistributionName.UNIFORM:
+        assert -1e-15 <= lowest < 1e-4
+        assert 1 - 1e-4 < highest <= 1 + 1e-15
+
+
+@pytest.mark.parametrize("dk", [1, 3, 128])
+def test_the_interval_is_near_the_measured_variance(dk: int) -> None:
+    found = one(dk=dk, samples=20_000)
+    assert 0 < found.var_ci95_low < found.var < found.var_ci95_high
+    assert found.interval_reason is None
+
+
+def test_the_interval_allows_for_keys_that_share_a_query() -> None:
+    """Copying each sample eight times within its group must not narrow the interval."""
+    x = np.random.default_rng(1).standard_normal((500, 1))
+    alone, copied = (ClusterSums.of(s, 0.0, s.size) for s in (x, np.repeat(x, 8, axis=1)))
+    assert copied.interval() == pytest.approx(alone.interval(), rel=1e-12)
+    assert copied.variance == pytest.approx(float(x.var()), rel=1e-12)
+
+
+def test_the_interval_covers_about_95_percent() -> None:
+    """A quick look; `tests/bench/interval_coverage.py` looks properly."""
+    rng = np.random.default_rng(7)
+    inside = 0
+    for _ in range(400):
+        lengths = np.sqrt(rng.chisquare(16, 800))[:, None]  # of normal queries with d_k = 16
+        low, high = ClusterSums.of(lengths * rng.standard_normal((800, 8)), 0.0, 6400).interval()
+        inside += low <= 16 <= high
+    assert 365 <= inside <= 393  # 380 ± 3 standard errors
+
+
+def test_the_sums_do_not_depend_on_the_reference_or_the_blocks() -> None:
+    x = 5 + np.random.default_rng(2).standard_normal((60, 4))
+    whole = ClusterSums.of(x, 5.0, x.size)
+    halves = ClusterSums.of(x[:20], 5.0, 80) + ClusterSums.of(x[20:], 5.0, 160)
+    moved = ClusterSums.of(x, 4.0, x.size)
+    assert whole.variance == pytest.approx(float(x.var()), rel=1e-13)
+    for other in (halves, moved):
+        assert other.interval() == pytest.approx(whole.interval(), rel=1e-9)
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 10, 200])
+def test_student_quantiles(df: int) -> None:
+    found = student_quantile(0.975, df)
+    tail = mpmath.betainc(df / 2, 0.5, 0, df / (df + found**2), regularized=True)
+    assert float(tail) == pytest.approx(0.05, rel=0.02 if df == 3 else 1e-4)
+
+
+def test_quantile_of_endless_degrees_of_freedom_is_normal() -> None:
+    assert student_quantile(0.975, 10**9) == pytest.approx(NormalDist().inv_cdf(0.975), rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ({"df": 4.0}, "no fourth moment"),
+        ({"df": 8.0, "correlation": 0.1}, "df above 8"),
+        ({"df": 2.0}, "no fourth moment"),
+        ({"df": 0.9}, "no fourth moment"),
+    ],
+)
+def test_no_interval_where_the_fourth_moment_is_missing(
+    entries: dict[str, float], says: str
+) -> None:
+    student = Distribution(name=DistributionName.STUDENT_T, **entries)
+    found = one(dk=4, samples=800, distribution=student)
+    assert found.var_ci95_low is found.var_ci95_high is None
+    assert says in (found.interval_reason or "")
+    assert (found.var_theory is None) == (entries["df"] <= 2)
+    assert (found.mean_theory is None) == (entries["df"] <= 1)
+
+
+def test_one_query_has_no_interval() -> None:
+    found = one(dk=4, samples=5, keys=8)
+    assert found.var_ci95_low is None
+    assert "one query" in (found.interval_reason or "")
+
+
+def test_surplus_keys_of_the_last_query_are_not_counted() -> None:
+    some, all_of_them = (ClusterSums.of(np.arange(12.0).reshape(3, 4), 0.0, n) for n in (9, 12))
+    assert some.first.tolist() == [sum(n * n for n in range(9)), 36, 9]
+    assert some.groups == all_of_them.groups == 3
+    assert ClusterSums.of(np.ones((3, 4)), 0.0, 8).groups == 2
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+@pytest.mark.parametrize("name", NAMES)
+def test_threads_change_nothing(threads: int, name: DistributionName) -> None:
+    spec = ExperimentSpec(dk=48, samples=6001, distribution=Distribution(name=name), threads=1)
+    assert experiment(replace(spec, threads=threads)) == experiment(spec)
+
+
+def test_seeds_and_widths_change_the_draws() -> None:
+    found = {one(dk=8, samples=800, seed=seed).mean for seed in range(3)}
+    assert len(found) == 3
+    assert one(dk=8, samples=800).var == one(dk=8, samples=800).var
+
+
+def test_a_query_with_more_keys_than_a_chunk_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment_module, "CHUNK_NUMBERS", 64)
+    found = one(dk=8, samples=6000, keys=1000)
+    assert found.var == pytest.approx(8, rel=0.9)
+    assert found.samples == 6000
+
+
+def test_scaled_columns_follow_scale_and_temperature() -> None:
+    spec = ExperimentSpec(
+        dk=64,
+        samples=4000,
+        rules=(ScaleRule.SQRT, ScaleRule.LINEAR, ScaleRule.NONE, ScaleRule.LOG_N, 0.25),
+        temperatures=(1.0, 2.0),
+    )
+    found = experiment(spec)
+    scales = [1 / 8, 1 / 64, 1, math.log(8) / 8, 0.25]
+    assert [record.scale for record in found[::2]] == pytest.approx(scales)
+    assert [record.rule for record in found[::2]] == ["sqrt", "linear", "none", "log-n", "0.25"]
+    for record in found:
+        expected = record.var * (record.scale / record.temperature) ** 2
+        assert record.scaled_var == pytest.approx(expected)
+        assert record.var == found[0].var
+    none = found[4]
+    assert none.entropy_bits_scaled == none.entropy_bits_unscaled
+    assert none.softmax_grad_scaled == none.softmax_grad_unscaled
+
+
+def test_the_symptoms_of_a_missing_scale() -> None:
+    found = one(dk=128, samples=8000)
+    assert found.entropy_bits_max == 3
+    assert found.entropy_bits_unscaled < 0.5 < 2 < found.entropy_bits_scaled
+    assert found.max_weight_scaled < 0.5 < 0.85 < found.max_weight_unscaled
+    assert found.softmax_grad_unscaled < 0.15 < 0.3 < found.softmax_grad_scaled
+    assert "= 128" in found.assumption
+
+
+@pytest.mark.parametrize(
+    ("row", "grad"), [([0.0] * 8, 0.330719), ([10.0, 1.0, 1.0], 0.000390), ([4.0], 0.0)]
+)
+def test_worked_softmax_gradients(row: list[float], grad: float) -> None:
+    found = symptoms(np.array([row]))
+    assert found.softmax_grad[0] == pytest.approx(grad, abs=5e-7)
+
+
+def test_symptoms_against_many_digits() -> None:
+    rows = np.array([[0.3, -1.2, 2.0], [900.0, 860.0, -900.0], [5.0, 5.0, -80.0], [1e308, 0, 0]])
+    with np.errstate(under="ignore"):
+        found = symptoms(rows)
+    for index, row in enumerate(rows.tolist()):
+        with mpmath.workdps(60):
+            exps = [mpmath.exp(mpmath.mpf(x) - max(row)) for x in row]
+            w = [e / mpmath.fsum(exps) for e in exps]
+            entropy = -mpmath.fsum(p * mpmath.log(p, 2) for p in w if p)
+            jacobian = mpmath.matrix(3, 3)
+            for i, j in itertools.product(range(3), repeat=2):
+                jacobian[i, j] = (w[i] if i == j else 0) - w[i] * w[j]
+            norm = mpmath.sqrt(mpmath.fsum(cell**2 for cell in jacobian))
+        assert found.entropy_bits[index] == pytest.approx(float(entropy), rel=1e-13, abs=1e-300)
+        assert found.max_weight[index] == pytest.approx(float(max(w)), rel=1e-14)
+        assert found.softmax_grad[index] == pytest.approx(float(norm), rel=1e-13, abs=1e-300)
+
+
+def test_flat_rows_have_all_the_entropy_and_never_negative_zero() -> None:
+    found = symptoms(np.zeros((1, 4)))
+    assert found.entropy_bits[0] == pytest.approx(2, rel=1e-15)
+    assert math.copysign(1, symptoms(np.zeros((1, 1))).entropy_bits[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "scale"),
+    [("sqrt", 0.25), ("linear", 1 / 16), ("none", 1.0), ("log-n", math.log(10) / 4), ("-2", -2)],
+)
+def test_scale_rules(text: str, scale: float) -> None:
+    assert scale_of(parse_scale_rule(text), dk=16, keys=10) == pytest.approx(scale)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "root", ""])
+def test_other_scale_rules_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected sqrt, linear, none, log-n or a finite number"):
+        parse_scale_rule(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"dk": 0}, "--dk"),
+        ({"dk": 1, "samples": 0}, "--samples"),
+        ({"dk": 1, "keys": 0}, "--keys"),
+        ({"dk": 1, "seed": -1}, "--seed"),
+        ({"dk": 1, "temperatures": (0.0,)}, "--temperatures"),
+    ],
+)
+def test_specifications_that_make_no_sense(given: dict[str, Any], option: str) -> None:
+    with pytest.raises(UsageError, match=option):
+        ExperimentSpec(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"mean": math.nan}, "--mean"),
+        ({"std": -1.0}, "--std"),
+        ({"correlation": 1.5}, "--correlation"),
+        ({"df": 0.0}, "--df"),
+        ({"name": DistributionName.STUDENT_T, "df": 2.0, "std": 1.0}, "--std"),
+        ({"name": DistributionName.STUDENT_T, "df": 2.0, "correlation": 0.1}, "--correlation"),
+    ],
+)
+def test_distributions_that_make_no_sense(given: dict[str, Any], option: str) -> None:
+    with pytest.raises(UsageError, match=option):
+        Distribution(**given)
+
+
+AUDITED = ScoreMoments(
+    batch=0,
+    head=0,
+    dk=64,
+    cells=100,
+    mean=0.0,
+    var=64.0,
+    std=8.0,
+    var_within_rows=60.0,
+    var_all_pairs=64.0,
+    scale=0.125,
+    scaled_mean=0.0,
+    scaled_var=1.0,
+    scaled_std=1.0,
+    q_mean_norm=1.0,
+    k_mean_norm=1.0,
+    q_var=1.0,
+    k_var=1.0,
+    var_unit_theory=64.0,
+    var_from_interaction=58.0,
+    var_from_query_mean=2.0,
+    var_from_key_mean=4.0,
+    scale_for_unit_variance=0.125,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "close to the assumption: scaled variance 1, 97% of what softmax sees"),
+        (
+            {"var_from_query_mean": 34.8, "var_from_interaction": 25.2},
+            "queries share a mean: 58% of what softmax sees is one bias towards the same keys",
+        ),
+        (
+            {"var_within_rows": 18.56, "var_from_key_mean": 45.44, "var_from_query_mean": 0.0},
+            "71% of the variance is constant along rows and invisible to softmax",
+        ),
+        ({"scaled_var": 9.0, "scale_for_unit_variance": 1 / 24}, "sharper than the assumed 1"),
+        ({"scaled_var": 0.05}, "flatter than the assumed 1"),
+        ({"var": 20.0}, "the mask chooses unusual cells"),
+        ({"var": 0.0, "scaled_var": 0.0}, "every visible score is the same"),
+        ({"var": None, "scaled_var": None, "cells": 0}, "nothing to measure"),
+    ],
+)
+def test_diagnosis(changes: dict[str, Any], says: str) -> None:
+    assert says in diagnosis(replace(AUDITED, **changes))
