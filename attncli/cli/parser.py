@@ -96,14 +96,11 @@ def command_class(readers: Mapping[str, Reader]) -> type[TyperCommand]:
     """A command whose parameters are read by these readers."""
 
     class Command(TyperCommand):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            for parameter in self.params:
-                # A hook of every version of the parser, the old ones included.
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            for parameter in self.get_params(ctx):  # `--help` included
+                # A hook of every version of the parser, the old ones too.
                 hook = _hook(readers.get(parameter.name or ""), parameter.process_value)
                 object.__setattr__(parameter, "process_value", hook)
-
-        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             try:
                 return super().parse_args(ctx, args)
             except PARSER_ERROR as error:
