@@ -34,6 +34,7 @@ class Sized:
         labels: a token per position; None for none.
         mask: a mask that the bundle holds for the group; None for none.
         queries, keys: file and tensor name of Q and K, for --effect.
+        implied: lengths that a file of scores has, where nothing else says them.
         warnings: what the reader of the results should know.
     """
 
@@ -44,6 +45,7 @@ class Sized:
     mask: NDArray[Any] | None = None
     queries: tuple[TensorFile, str | None] | None = None
     keys: tuple[TensorFile, str | None] | None = None
+    implied: dict[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -56,7 +58,7 @@ def find_sizes(chosen: MaskOptions, shape: ShapeOptions) -> Sized:
     if not chosen.files:
         if chosen.effect:
             raise UsageError("--effect", "expected files of Q and K beside it, got none")
-        return Sized()
+        return Sized(implied=_of_scores(chosen.scores))
     from attncli.files.reader import open_file
 
     files = [open_file(name) for name in chosen.files]
@@ -92,7 +94,7 @@ def sizes_of(chosen: MaskOptions, options: AttentionOptions, sized: Sized) -> Si
     """
     from attncli.attention.mask import Sizes
 
-    implied = _implied(options)
+    implied = sized.implied | _implied(options)
     found = {}
     for name in ("batch", "heads", "q_len", "k_len"):
         said, of_files = getattr(chosen, name), sized.lengths.get(name)
@@ -111,6 +113,17 @@ def sizes_of(chosen: MaskOptions, options: AttentionOptions, sized: Sized) -> Si
         length if q_len is None else q_len,
         length if k_len is None else k_len,
     )
+
+
+def _of_scores(spec: str | None) -> dict[str, int]:
+    """The lengths of a file of scores, rank 2 (S_q, S_k) to 4."""
+    if spec is None:
+        return {}
+    from attncli.files.roles import read_one
+
+    shape = read_one(spec, "--scores")[0].shape
+    names = ("batch", "heads", "q_len", "k_len")
+    return dict(zip(names[-len(shape) :], shape, strict=True)) if 2 <= len(shape) <= 4 else {}
 
 
 def _implied(options: AttentionOptions) -> dict[str, int]:

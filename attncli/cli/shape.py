@@ -36,6 +36,8 @@ DECLARABLE = {
     "alibi": "true or false",
     "sinks": "list of numbers",
 }
+# How NumPy's formats store bfloat16, which they have no name for.
+BFLOAT16_IN_NPY = "|V2"
 FROM_FILES = ("key_padding", "attn_mask", "segments", "sinks")
 
 
@@ -144,6 +146,8 @@ def read_array(spec: str, option: str, warnings: list[str]) -> NDArray[Any]:
 
     stored, said = read_one(spec, option)
     warnings += said
+    if stored.dtype == BFLOAT16_IN_NPY:
+        warnings.append(f"{option}: raw values of 2 bytes in {spec} were taken as bfloat16")
     return as_array(stored)
 
 
@@ -151,7 +155,9 @@ def as_array(stored: StoredTensor) -> NDArray[Any]:
     """The values of a stored tensor, as they are where NumPy has their dtype."""
     from attncli.files.convert import as_float
 
-    return stored.array if stored.dtype == stored.array.dtype.name else as_float(stored)
+    if stored.dtype == stored.array.dtype.name:
+        return stored.array
+    return as_float(stored, "bfloat16" if stored.dtype == BFLOAT16_IN_NPY else None)
 
 
 def _list_or_file(

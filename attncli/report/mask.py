@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from attncli.report.choices import Unit
@@ -72,6 +73,8 @@ def comparison_tables(
         f"{found.differing} of {found.cells} cells differ from {against}: {found.only_a} visible "
         f"in this mask alone, {found.only_b} in the other alone"
     )
+    if found.differing == found.cells:
+        yield "every cell differs: each mask is the inverse of the other"
     if found.bias_differing:
         yield f"{found.bias_differing} cells visible in both have other additive values"
     yield record_table(MASK_CELLS, cells, Printer(), digits=6)
@@ -133,6 +136,15 @@ def _named(records: Sequence[Record]) -> Iterator[str]:
                 yield f"{what.replace('_', ' ')} of {_place(record)}: {listed}{more}"
 
 
+def _read_as_hidden(built: Mask) -> Iterator[str]:
+    """What a float mask would be if its "minus a lot" meant hidden."""
+    from attncli.attention.mask_input import MINUS_A_LOT
+    from attncli.attention.recognise import recognise_mask
+
+    said = recognise_mask(built, hide_at=MINUS_A_LOT).description
+    yield f"  with values of {MINUS_A_LOT:g} or less read as hidden: {said}"
+
+
 def _bias_lines(built: Mask, printer: Printer, digits: int) -> Iterator[RenderableType]:
     """What is added to the logits: slopes of ALiBi, and the values of a float mask."""
     if built.slopes is not None:
@@ -141,6 +153,7 @@ def _bias_lines(built: Mask, printer: Printer, digits: int) -> Iterator[Renderab
         yield f"ALiBi: adds −slope·|p − j|; slope of each head: {slopes}"
         yield from _bias_corner(built, digits)
     from attncli.attention.mask_additive import audit_additive
+    from attncli.attention.mask_input import MINUS_A_LOT
 
     found = audit_additive(built)
     if found is None:
@@ -150,6 +163,8 @@ def _bias_lines(built: Mask, printer: Printer, digits: int) -> Iterator[Renderab
     if found.zeros_and_ones:
         yield "  only 0 and 1: most likely meant as boolean"
     for value in found.values or ():
+        if value.value == -math.inf:
+            continue
         effects = {str(effect): [] for effect in value.effects.values()}  # type: ignore[var-annotated]
         for form, effect in value.effects.items():
             effects[str(effect)].append(str(form))
@@ -159,6 +174,8 @@ def _bias_lines(built: Mask, printer: Printer, digits: int) -> Iterator[Renderab
         yield f"  more than can be listed, from {found.minimum:g} to {found.maximum:g}"
     if found.minus_infinity:
         yield f"  -inf in {found.minus_infinity} cells: hidden"
+    if found.minimum is not None and found.minimum <= MINUS_A_LOT:
+        yield from _read_as_hidden(built)
     for form, rows in found.rows.items():
         if rows.empty or rows.uniform or rows.unlikely:
             yield (
