@@ -137,3 +137,12 @@ MASK_EFFECT = (
     Column("top_before", "top key before"),
     Column("top_after", "after"),
 )
+
+FIT_SCALE = (
+    Column("source", None),
+    Column("scale_used", None),
+    Column("name", "scale"),
+    Column("scale", "value"),
+    Column("rms", "rms residual"),
+    Column("max", "largest residual"),
+)

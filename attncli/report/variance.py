@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from attncli.attention.fit_scale import ScaleFit
     from attncli.report.printer import Printer
 
 Record = dict[str, Any]
@@ -60,6 +61,25 @@ def audit_tables(
         "assumed to be 1; unit scale: the one that would make it 1.",
         printer,
     )
+
+
+def fit_tables(
+    fit: ScaleFit, records: Sequence[Record], printer: Printer
+) -> Iterator[RenderableType]:
+    """Scales, best first, with what each leaves unexplained."""
+    best = fit.candidates[0]
+    yield f"best: {best.name} = {best.scale:.6g}, judged by the {fit.source}"
+    table = _table("scale", "value", "rms residual", "largest residual")
+    for record in records:
+        table.add_row(record["name"], *(f"{record[key]:.6g}" for key in ("scale", "rms", "max")))
+    yield table
+    yield paragraph(
+        f"residuals are of recomputed − given, whose root mean square is {fit.target_rms:.4g}, "
+        f"over {fit.rows} of {fit.rows_total} rows",
+        printer,
+    )
+    if fit.reason is not None:
+        yield paragraph(f"no fitted value: {fit.reason}", printer)
 
 
 def _variance_table(records: Sequence[Record], digits: int) -> Table:
