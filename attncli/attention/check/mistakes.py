@@ -1,0 +1,310 @@
+"""The table of classic mistakes: each turns a variant into the ones that someone may have meant.
+
+A mistake is a name and a function from a variant to its alternatives, none where the mistake
+makes no sense for the problem. Adding one is a line of `MISTAKES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from attncli.attention.check.misreadings import misread_input, misread_output, misread_packing
+from attncli.attention.check.variant import SoftmaxOver, Variant
+
+if TYPE_CHECKING:
+    from attncli.attention.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One way to have made a mistake.
+
+    Attributes:
+        variant: attention as it was then computed.
+        options: the command-line options that reproduce it; empty where there are none.
+    """
+
+    variant: Variant
+    options: str = ""
+
+
+Alternatives = Callable[[Variant], Iterable[Alternative]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A classic mistake.
+
+    Attributes:
+        name: as in the record, "family:kind".
+        alternatives: the variants it leads to; none where it makes no sense.
+    """
+
+    name: str
+    alternatives: Alternatives
+
+    @property
+    def family(self) -> str:
+        """What goes wrong; of one family only one mistake is made at a time."""
+        return self.name.partition(":")[0]
+
+
+def _scale(of: Callable[[Problem], float | None]) -> Alternatives:
+    """Another scale, where the problem has one of that kind."""
+
+    def alternatives(variant: Variant) -> Iterator[Alternative]:
+        value = of(variant.problem)
+        if value is not None and value != variant.problem.scale:
+            yield Alternative(variant.with_problem(scale=value), f"--scale {value:.17g}")
+
+    return alternatives
+
+
+def _squared(scale: float, dk: int) -> float | None:
+    """The scale applied twice; None where that is 1/d_k, which has its own name."""
+    twice = scale * scale
+    return None if math.isclose(twice, 1 / dk, rel_tol=1e-12) else twice
+
+
+def _without(*names: str) -> Alternatives:
+    """Visibility options left out; one of `names` has to be in use."""
+
+    def alternatives(variant: Variant) -> Iterator[Alternative]:
+        used = [name for name in names if getattr(variant.options, name) not in (None, False)]
+        if used:
+            options = "without " + " ".join("--" + name.replace("_", "-") for name in used)
+            yield Alternative(variant.with_options(**dict.fromkeys(names)), options)
+
+    return alternatives
+
+
+def _no_causal(variant: Variant) -> Iterator[Alternative]:
+    if variant.options.causal:
+        yield Alternative(variant.with_options(causal=False, prefix=None), "--no-causal")
+
+
+def _offset(of: Callable[[int, int], int]) -> Alternatives:
+    """Query 0 elsewhere: from its position and the bottom-right one to a new position."""
+
+    def alternatives(variant: Variant) -> Iterator[Alternative]:
+        offset, sizes = variant.problem.mask.offset, variant.problem.sizes
+        if offset is None or not variant.options.needs_positions:
+            return
+        corner = sizes.k_len - sizes.q_len
+        old = [int(position) for position in offset]
+        new = tuple(of(position, corner) for position in old)
+        if list(new) != old:
+            yield Alternative(
+                variant.with_options(query_offset=new),
+                "--query-offset " + ",".join(map(str, dict.fromkeys(new) if _alike(new) else new)),
+            )
+
+    return alternatives
+
+
+def _alike(values: tuple[int, ...]) -> bool:
+    return len(set(values)) == 1
+
+
+def _window(by: int) -> Alternatives:
+    """Windows wider or narrower by one key: on the left, on the right, on both sides."""
+
+    def alternatives(variant: Variant) -> Iterator[Alternative]:
+        sizes = {
+            name: value
+            for name in ("left_window", "right_window")
+            if (value := getattr(variant.options, name)) is not None and value + by >= 0
+        }
+        both = [tuple(sizes)] if len(sizes) == 2 else []
+        for names in [(name,) for name in sizes] + both:
+            changes = {name: sizes[name] + by for name in names}
+            options = " ".join(f"--{n.replace('_', '-')} {v}" for n, v in changes.items())
+            yield Alternative(variant.with_options(**changes), options)
+
+    return alternatives
+
+
+def _mask(**changes: Any) -> Alternatives:
+    """The fields of the problem's mask otherwise."""
+
+    def alternatives(variant: Variant) -> Iterator[Alternative]:
+        if variant.options.attn_mask is not None:
+            mask = replace(variant.problem.mask, **changes)
+            yield Alternative(variant.with_problem(mask=mask), "without --attn-mask")
+
+    return alternatives
+
+
+def _mask_inverted(variant: Variant) -> Iterator[Alternative]:
+    mask = variant.problem.mask
+    if mask.allowed is not None:
+        inverted = replace(mask, allowed_value=not mask.allowed_value)
+        meaning = "keep" if inverted.allowed_value else "drop"
+        yield Alternative(variant.with_problem(mask=inverted), f"--mask-true {meaning}")
+
+
+def _mask_as_boolean(variant: Variant) -> Iterator[Alternative]:
+    """An additive mask whose values were read as booleans, or only as −inf or not."""
+    mask = variant.problem.mask
+    if mask.added is None:
+        return
+    for allowed in (mask.added != 0, mask.added == 0, mask.added > -1e4):
+        changed = replace(mask, added=None, allowed=allowed, allowed_value=True)
+        yield Alternative(variant.with_problem(mask=changed))
+
+
+def _mask_as_additive(variant: Variant) -> Iterator[Alternative]:
+    """A boolean mask whose 0 and 1 were added to the logits."""
+    mask = variant.problem.mask
+    if mask.allowed is not None:
+        added = replace(mask, allowed=None, added=mask.allowed)
+        yield Alternative(variant.with_problem(mask=added))
+
+
+def _padding_on_queries(variant: Variant) -> Iterator[Alternative]:
+    """Padding that hides rows of padded queries, in the place of padded keys or beside them."""
+    real = _real_keys(variant)
+    sizes = variant.problem.sizes
+    if real is None or sizes.q_len != sizes.k_len:
+        return
+    for bare in (variant.with_options(key_lengths=None, key_padding=None), variant):
+        mask = bare.problem.mask
+        first, stop, rows = torch.broadcast_tensors(mask.first, mask.stop, real)
+        changed = replace(mask, first=first, stop=torch.where(rows, stop, first))
+        yield Alternative(bare.with_problem(mask=changed))
+
+
+def _real_keys(variant: Variant) -> torch.Tensor | None:
+    """Bool (B | 1, S_k), True = real key, as lengths and padding declare; None without either."""
+    lengths, keep = variant.options.key_lengths, variant.problem.mask.key_keep
+    if lengths is None:
+        return None if keep is None else torch.as_tensor(keep)
+    device = variant.problem.device
+    keys = torch.arange(variant.problem.sizes.k_len, device=device)
+    real = keys < torch.tensor(lengths, device=device)[:, None]
+    return real if keep is None else real & keep
+
+
+def _softcap(**changes: Any) -> Alternatives:
+    """The soft cap left out, or done after the mask."""
+
+    def alternatives(variant: Variant) -> Iterator[Alternative]:
+        if variant.problem.softcap is None:
+            return
+        if "softcap" in changes:
+            yield Alternative(variant.with_problem(**changes), "without --softcap")
+        else:
+            yield Alternative(replace(variant, **changes))
+
+    return alternatives
+
+
+def _softmax(*over: SoftmaxOver) -> Alternatives:
+    """A softmax over something else than the visible keys."""
+
+    def alternatives(variant: Variant) -> Iterator[Alternative]:
+        for kind in over:
+            if kind is not SoftmaxOver.HEADS or variant.problem.sizes.heads > 1:
+                yield Alternative(replace(variant, softmax=kind))
+
+    return alternatives
+
+
+def _no_sinks(variant: Variant) -> Iterator[Alternative]:
+    """Sinks left out; to renormalise after dropping their column comes to the same."""
+    if variant.problem.sinks is not None:
+        yield Alternative(variant.with_problem(sinks=None), "without --sinks")
+
+
+def _heads_tiled(variant: Variant) -> Iterator[Alternative]:
+    """Query head h with key head h mod H_kv."""
+    problem = variant.problem
+    heads, shared = problem.sizes.heads, problem.kv_heads
+    if 1 < shared < heads:
+        chosen = [head % shared for head in range(heads)]
+        yield Alternative(_with_kv_heads(variant, chosen))
+
+
+def _heads_averaged(variant: Variant) -> Iterator[Alternative]:
+    if variant.problem.sizes.heads > 1 and not variant.heads_averaged:
+        yield Alternative(replace(variant, heads_averaged=True))
+
+
+def _exchanged(variant: Variant) -> Iterator[Alternative]:
+    """K in the place of Q and Q in that of K."""
+    problem = variant.problem
+    if problem.sizes.q_len != problem.sizes.k_len:
+        return
+    own = [problem.kv_head(head) for head in range(problem.sizes.heads)]
+    spread = _with_kv_heads(variant, own)
+    yield Alternative(spread.with_problem(q=spread.problem.k, k=problem.q))
+
+
+def _with_kv_heads(variant: Variant, chosen: list[int]) -> Variant:
+    """The variant with one key and value head per query head, picked from those there are."""
+    problem = variant.problem
+    if chosen == list(range(problem.kv_heads)):
+        return variant
+    v = None if problem.v is None else problem.v[:, chosen]
+    return variant.with_problem(k=problem.k[:, chosen], v=v)
+
+
+def _layout(*roles: str) -> Alternatives:
+    def alternatives(variant: Variant) -> Iterator[Alternative]:
+        yield from map(Alternative, misread_input(variant, roles))
+
+    return alternatives
+
+
+def _layout_of(misread: Callable[[Variant], Iterable[Variant]]) -> Alternatives:
+    return lambda variant: map(Alternative, misread(variant))
+
+
+MISTAKES = (
+    Mistake("scale:none", _scale(lambda p: 1.0)),
+    Mistake("scale:dv", _scale(lambda p: 1 / math.sqrt(p.dv) if p.dv else None)),
+    Mistake("scale:model", _scale(lambda p: 1 / math.sqrt(p.sizes.heads * p.dk))),
+    Mistake("scale:dk", _scale(lambda p: 1 / p.dk)),
+    Mistake("scale:squared", _scale(lambda p: _squared(p.scale, p.dk))),
+    Mistake("causal:missing", _no_causal),
+    Mistake("offset:top-left", _offset(lambda old, corner: 0)),
+    Mistake("offset:bottom-right", _offset(lambda old, corner: corner)),
+    Mistake("offset:-1", _offset(lambda old, corner: old - 1)),
+    Mistake("offset:+1", _offset(lambda old, corner: old + 1)),
+    Mistake("window:-1", _window(-1)),
+    Mistake("window:+1", _window(1)),
+    Mistake("window:missing", _without("left_window", "right_window")),
+    Mistake("mask:inverted", _mask_inverted),
+    Mistake("mask:as-boolean", _mask_as_boolean),
+    Mistake("mask:as-additive", _mask_as_additive),
+    Mistake("mask:missing", _mask(allowed=None, added=None)),
+    Mistake("padding:queries", _padding_on_queries),
+    Mistake("padding:ignored", _without("key_lengths", "key_padding")),
+    Mistake("softcap:missing", _softcap(softcap=None)),
+    Mistake("softcap:after-mask", _softcap(cap_after_mask=True)),
+    Mistake("heads:tiled", _heads_tiled),
+    Mistake("heads:averaged", _heads_averaged),
+    Mistake("layout:q", _layout("q")),
+    Mistake("layout:k", _layout("k")),
+    Mistake("layout:v", _layout("v")),
+    Mistake("layout:output", _layout_of(misread_output)),
+    Mistake("layout:packed", _layout_of(misread_packing)),
+    Mistake("softmax:axis", _softmax(SoftmaxOver.QUERIES, SoftmaxOver.HEADS)),
+    Mistake("softmax:unnormalised", _softmax(SoftmaxOver.ALL_KEYS, SoftmaxOver.NOTHING)),
+    Mistake("sinks:missing", _no_sinks),
+    Mistake("sinks:renormalised", _no_sinks),
+    Mistake("qk:exchanged", _exchanged),
+)
+
+# Several tensors misread alike: one wrong idea of the layout, though it has several names.
+TOGETHER = (
+    Mistake("layout:q+layout:k", _layout("q", "k")),
+    Mistake("layout:k+layout:v", _layout("k", "v")),
+    Mistake("layout:q+layout:k+layout:v", _layout("q", "k", "v")),
+    Mistake("layout:q+layout:k+layout:v+layout:output", _layout("q", "k", "v", "output")),
+)
