@@ -150,9 +150,12 @@ def _suspected(pattern: Pattern) -> Pattern | None:
         return None
     if p.lowest is None:
         return None if p.ids is not None or p.padded_left is None else _right_padding(p)
-    if p.ids is None and (p.lowest - 1 in p.corners or p.lowest >= max(p.corners)):
-        return replace(p, lowest=None, highest=p.lowest - 1)
-    return None
+    if p.ids is not None or not (p.lowest - 1 in p.corners or p.lowest >= max(p.corners)):
+        return None
+    inverse = replace(p, lowest=None, highest=p.lowest - 1)
+    if p.padded_left is None:
+        return inverse
+    return replace(inverse, keep=None, prefix=p.padded_left)  # hidden before, so visible after
 
 
 def _right_padding(pattern: Pattern) -> Pattern:
