@@ -25,22 +25,28 @@ def show(
     work: WorkOptions,
 ) -> None:
     """Print every group's stages as tables."""
-    for one, found in zip(prepared, gathered, strict=True):
-        printer.show(*_group_tables(one, found, printer, work))
+    together = zip(prepared, gathered, strict=True)
+    printer.show(*(p for one, found in together for p in _group_tables(one, found, printer, work)))
 
 
 def _group_tables(
     one: Prepared, found: list[StageResult], printer: Printer, work: WorkOptions
 ) -> Iterator[RenderableType]:
-    from attncli.report.stage_tables import Axes, View, heading, stage_tables, summary_table
+    from attncli.report.stage_tables import Axes, View, stage_tables, summary_table
 
     sizes, labels = one.problem.sizes, one.group.labels
     rows = _names(labels, list(one.selection.rows), sizes.q_len)
     keys = _names(labels, list(range(sizes.k_len)), sizes.k_len)
-    axes = Axes(rows, keys, one.selection.batches, one.selection.heads)
-    if one.group.name:
-        yield heading(f"group {one.group.name}", printer)
-    yield problem_line(one.problem, one.group.source)
+    shared = dict.fromkeys(one.problem.kv_head(head) for head in one.selection.heads)
+    axes = Axes(
+        rows,
+        keys,
+        _tokens(labels, sizes.k_len),
+        one.selection.batches,
+        one.selection.heads,
+        list(shared),
+    )
+    yield from opening(one, printer)
     yield ""
     for result in found:
         entropies = _entropies(one, result, work.unit)
@@ -51,6 +57,56 @@ def _group_tables(
     yield cost_line(one.problem)
     yield from _left_out(one, found)
     yield ""
+
+
+def opening(one: Prepared, printer: Printer) -> Iterator[RenderableType]:
+    """What stands above the stages: the group, the sizes, and the options in use."""
+    from attncli.files.text import shown
+    from attncli.report.stage_tables import heading
+
+    if one.group.name:
+        yield heading(f"group {shown(one.group.name)}", printer)
+    yield problem_line(one.problem, one.group.source)
+    used = _options_in_use(one)
+    if used:
+        yield f"options: {used}"
+
+
+def _options_in_use(one: Prepared) -> str:
+    """Options that differ from their defaults, and where query 0 stands if that matters."""
+    from attncli.cli.shape import shape_record
+
+    options = one.shape.options
+    record = shape_record(one.shape, one.problem.mask.offset)
+    parts = []
+    for name, value in record.items():
+        is_default = value in (None, False) or (name == "temperature" and value == 1)
+        if is_default or name in ("scale", "query_offset", "mask_true"):
+            continue
+        told = "" if value is True else f" {_told(value)}"
+        parts.append(name.replace("_", " ") + told)
+    if options.attn_mask is not None and options.attn_mask.dtype == bool:
+        parts.append(f"True = {options.mask_true}")
+    if options.needs_positions or options.query_offset is not None:
+        parts.append(f"query 0 at position {_told(record['query_offset'])}")
+    return " · ".join(parts)
+
+
+def _told(value: Any) -> str:
+    """An option's value; a long list cut short."""
+    if not isinstance(value, list):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    more = f",… ({len(value)})" if len(value) > 8 else ""
+    return ",".join(f"{part:g}" for part in value[:8]) + more
+
+
+def _tokens(labels: tuple[str, ...] | None, length: int) -> list[str] | None:
+    """Labels that can be printed, where there is one per position."""
+    from attncli.files.text import shown
+
+    if labels is None or len(labels) != length:
+        return None
+    return [shown(label, 40) for label in labels]
 
 
 def problem_line(problem: Problem, source: str | None) -> str:
@@ -98,7 +154,7 @@ def cost_line(problem: Problem) -> str:
     return (
         f"cost: {operations:.3g} operations (scores 2·S_q·S_k·d_k, output 2·S_q·S_k·d_v), "
         f"{cost.visible_operations:.3g} for visible pairs; "
-        f"one S_q×S_k matrix per head: {_bytes(cost.matrix_bytes)}, "
+        f"S_q×S_k matrices of all heads: {_bytes(cost.matrix_bytes)}, "
         f"streamed: {_bytes(cost.streamed_bytes)}"
     )
 
@@ -115,9 +171,10 @@ def _bytes(size: int) -> str:
 
 def _names(labels: tuple[str, ...] | None, indices: list[int], length: int) -> list[str]:
     """Labels where there is one per position, otherwise the positions."""
-    if labels is None or len(labels) != length:
+    tokens = _tokens(labels, length)
+    if tokens is None:
         return [str(index) for index in indices]
-    return [f"{index} {labels[index]}" for index in indices]
+    return [f"{tokens[index]} {index}" for index in indices]
 
 
 def _entropies(one: Prepared, result: StageResult, unit: Unit) -> tuple[str, Any] | None:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from attncli.cli.compute_table import problem_line
+from attncli.cli.compute_table import opening
 from attncli.errors import UsageError
 from attncli.report.choices import Format
 
@@ -29,17 +29,33 @@ def explain(prepared: list[Prepared], printer: Printer, work: WorkOptions) -> No
     Raises:
         UsageError: a format that has no room for prose.
     """
+    refuse_where_useless(prepared[0].chosen.step, printer, work)
+    everything: list[list[RenderableType]] = []
+    for one in prepared:
+        lead: list[RenderableType] = [*opening(one, printer), ""]
+        for number, step in enumerate(steps_of(one, work), 1):
+            everything.append([*lead, *_page(step, number, printer)])
+            lead = []
+    if prepared[0].chosen.step:
+        _turn_pages(everything, printer)
+    else:
+        printer.show(*(part for page in everything for part in page))
+
+
+def refuse_where_useless(step: bool, printer: Printer, work: WorkOptions) -> None:
+    """Refuse formats that have no room for prose, and waiting where nobody can answer.
+
+    Raises:
+        UsageError: naming the option that would do nothing.
+    """
     if work.format in (Format.CSV, Format.NDJSON):
         raise UsageError("--explain", f"expected --format table or json, got {work.format}")
-    for one in prepared:
-        pages = [
-            list(_page(step, number, printer)) for number, step in enumerate(steps_of(one, work), 1)
-        ]
-        printer.show(problem_line(one.problem, one.group.source), "")
-        if one.chosen.step and printer.on_terminal and sys.stdin.isatty():
-            _turn_pages(pages, printer)
-        else:
-            printer.show(*(part for page in pages for part in page))
+    if step and work.format is not Format.TABLE:
+        raise UsageError("--step", f"expected --format table beside it, got {work.format}")
+    if step and not (printer.on_terminal and sys.stdin.isatty()):
+        raise UsageError(
+            "--step", "expected a terminal to wait at, got none", "--explain alone prints it all"
+        )
 
 
 def explanation_record(one: Prepared, work: WorkOptions) -> list[dict[str, Any]]:

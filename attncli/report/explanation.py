@@ -336,7 +336,7 @@ def _cost(facts: Facts) -> Step:
         "Both grow with the square of the length; so do the bytes of the matrices, unless they "
         "are never built.",
         (
-            f"one S_q×S_k matrix per head: {cost.matrix_bytes:,} bytes; streamed: "
+            f"S_q×S_k matrices of all heads: {cost.matrix_bytes:,} bytes; streamed: "
             f"{cost.streamed_bytes:,} bytes beside inputs of {cost.input_bytes:,}",
         ),
     )

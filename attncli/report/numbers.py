@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# With fewer decimals than these their user wants few characters, not small numbers.
+SCIENTIFIC_FROM = 3
+
 
 def strict(value: Any) -> Any:
     """A value as strict JSON can hold it: a number that is not finite becomes None."""
@@ -52,6 +55,7 @@ def decimals(value: float | None, digits: int) -> str:
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     size = abs(value)
-    if size and (size >= 1e7 or size < 0.5 * 10.0**-digits):
+    hidden = digits >= SCIENTIFIC_FROM and size < 0.5 * 10.0**-digits
+    if size and (size >= 1e7 or hidden):
         return f"{value:.{max(digits - 2, 1)}e}"
-    return f"{value:.{digits}f}"
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0 turns −0 into 0

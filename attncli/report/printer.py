@@ -96,17 +96,50 @@ class Printer:
 
     def rendered(self, part: RenderableType) -> str:
         """A table or line as text, with colour where the target shows it."""
+        from rich.text import Text
+
+        if isinstance(part, str):
+            return self._wrapped(part) + "\n"
+        if isinstance(part, Text) and not self.colored:
+            return part.plain + "\n"
         console = self.console()
         with console.capture() as captured:
-            console.print(part, soft_wrap=isinstance(part, str))
+            console.print(part, soft_wrap=isinstance(part, Text))
         return captured.get()
+
+    def sign(self, usual: str, plain: str) -> str:
+        """A sign, or what takes as much room where standard output cannot encode it."""
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        if self.target != "-":
+            return usual
+        try:
+            usual.encode(encoding)
+        except UnicodeEncodeError:
+            return plain
+        return usual
+
+    def _wrapped(self, line: str) -> str:
+        """A line of prose, broken between words where a terminal is too narrow."""
+        if len(line) <= self.width:
+            return line
+        import textwrap
+
+        indent = line[: len(line) - len(line.lstrip())]
+        return textwrap.fill(
+            line.strip(),
+            self.width,
+            initial_indent=indent,
+            subsequent_indent=indent + "  ",
+            break_on_hyphens=False,
+        )
 
     def console(self) -> Console:
         """A rich console of the target's width and colour, which interprets no markup."""
         from rich.console import Console
 
         options: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
-        system = "auto" if self.colored and sys.stdout.isatty() else "256"
+        rich_terminal = self.on_terminal and os.environ.get("TERM") not in ("dumb", "unknown")
+        system = "auto" if rich_terminal else "256"
         return Console(
             width=self.width,
             height=UNLIMITED,

@@ -9,10 +9,13 @@ from attncli.report.numbers import decimals
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
+    from rich.text import Text
 
     from attncli.report.printer import Printer
     from attncli.report.records import Column
+
+# Columns that name a record: where a table is split to fit, each part has them.
+KEYS = frozenset({"source", "name", "group", "batch", "head", "query", "key", "stage", "dk"})
 
 
 def record_table(
@@ -21,28 +24,27 @@ def record_table(
     printer: Printer,
     *,
     digits: int,
-) -> Table:
-    """A table with a line a record, numbers to the right.
+) -> Text:
+    """A table with a line a record, numbers to the right, split where a terminal is too narrow.
 
     Columns that tables leave out, and those that hold nothing in any record, are not shown.
     """
-    from rich.table import Table
+    from attncli.report.grid import GridColumn, grid
 
     shown = [
         column
         for column in columns
         if column.heading is not None and any(record[column.key] is not None for record in records)
     ]
-    table = Table(box=None, pad_edge=False, header_style="bold" if printer.colored else "")
-    for column in shown:
+    built = []
+    for place, column in enumerate(shown):
         values = [record[column.key] for record in records]
         is_text = any(isinstance(value, str | list) for value in values)
         unit = f" ({column.unit})" if column.unit else ""
-        justify = "left" if is_text else "right"
-        table.add_column(f"{column.heading}{unit}", justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for record in records:
-        table.add_row(*(cell(record[column.key], digits) for column in shown))
-    return table
+        is_key = all(before.key in KEYS for before in shown[: place + 1])
+        cells = [cell(value, digits) for value in values]
+        built.append(GridColumn(f"{column.heading}{unit}", cells, is_text, is_key))
+    return grid(built, printer)
 
 
 def cell(value: Any, digits: int) -> str:
@@ -55,4 +57,6 @@ def cell(value: Any, digits: int) -> str:
         return decimals(value, digits)
     if isinstance(value, list):
         return "(" + ", ".join(map(str, value)) + ")"
-    return str(value)
+    from attncli.files.text import shown
+
+    return shown(str(value))
