@@ -69,9 +69,10 @@ def weights_before_and_after(
     logits = scores[rows].astype(np.float64)  # (rows, S_k)
     one = slice(view.batch, view.batch + 1), slice(view.head, view.head + 1)
     bias = view.mask.bias(*one, rows, slice(None))
-    masked = logits if bias is None else logits + bias[0, 0]
     everything = np.ones(logits.shape, np.bool_)
-    return _softmax(logits, everything), _softmax(masked, view.visible(rows))
+    with np.errstate(invalid="ignore"):  # scores that are not finite follow IEEE
+        masked = logits if bias is None else logits + bias[0, 0]
+        return _softmax(logits, everything), _softmax(masked, view.visible(rows))
 
 
 def _softmax(logits: NDArray[np.float64], seen: NDArray[np.bool_]) -> NDArray[np.float64]:

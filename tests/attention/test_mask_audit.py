@@ -1,0 +1,463 @@
+"""Counts, comparisons, pictures and effects of masks against sums over plain cells."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_masks import plain_mask
+
+from attncli.attention.mask import Mask, Sizes, build_mask
+from attncli.attention.mask_additive import Effect, Format, audit_additive, effect_of, rounded
+from attncli.attention.mask_audit import MaskRecord, audit
+from attncli.attention.mask_compare import Cell, compare, leaks
+from attncli.attention.mask_effect import mask_effect, weights_before_and_after
+from attncli.attention.mask_picture import cell_counts
+from attncli.attention.mask_view import View
+from attncli.attention.options import AttentionOptions
+from attncli.errors import DataError
+
+LONG = 100_000
+
+
+def build(q_len: int, k_len: int, *, batch: int = 1, heads: int = 1, **options: Any) -> Mask:
+    return build_mask(AttentionOptions(**options), Sizes(batch, heads, q_len, k_len))
+
+
+def file_mask(cells: np.ndarray, batch: int = 1, heads: int = 1) -> Mask:
+    return build(*cells.shape[-2:], batch=batch, heads=heads, attn_mask=cells)
+
+
+def assert_counts(record: MaskRecord, cells: np.ndarray) -> None:
+    """The record holds the sums of these cells, bool (real queries, S_k)."""
+    rows, columns = cells.sum(1), cells.sum(0)
+    assert record.cells == cells.size
+    assert record.kept == cells.sum()
+    assert record.density == (cells.mean() if cells.size else None)
+    assert record.empty_rows == (rows == 0).sum()
+    assert record.first_empty_rows == tuple(np.flatnonzero(rows == 0)[:10])
+    assert record.unused_keys == (columns == 0).sum()
+    assert record.first_unused_keys == tuple(np.flatnonzero(columns == 0)[:10])
+    assert record.keys_min == (rows.min() if len(rows) else None)
+    assert record.keys_max == (rows.max() if len(rows) else None)
+
+
+@st.composite
+def drawn_structures(draw: st.DrawFn) -> tuple[Mask, np.ndarray]:
+    """A mask from options alone, and its cells from plain loops, bool (S_q, S_k)."""
+    q_len, k_len = draw(st.integers(0, 8)), draw(st.integers(0, 8))
+    offset = draw(st.integers(-9, 9))
+    rules: dict[str, Any] = {"causal": draw(st.booleans())}
+    options: dict[str, Any] = {"causal": rules["causal"], "query_offset": offset}
+    if rules["causal"]:
+        rules["prefix"] = options["prefix"] = draw(st.integers(0, 9))
+    if draw(st.booleans()):
+        rules["left_window"] = options["left_window"] = draw(st.integers(0, 9))
+    if draw(st.booleans()):
+        rules["key_length"] = draw(st.integers(0, k_len))
+        options["key_lengths"] = (rules["key_length"],)
+    if draw(st.booleans()):
+        keep = np.array(draw(st.lists(st.booleans(), min_size=k_len, max_size=k_len)), bool)
+        rules["keep"] = options["key_padding"] = keep
+    if draw(st.booleans()):
+        ids = draw(st.lists(st.integers(-1, 2), min_size=k_len, max_size=k_len))
+        rules["segments"] = options["segments"] = np.array(ids, int)
+    return build(q_len, k_len, **options), plain_mask(q_len, k_len, offset, **rules)
+
+
+# Audits
+
+
+@settings(deadline=None)
+@given(drawn=drawn_structures())
+def test_structures_are_counted_as_their_cells(drawn: tuple[Mask, np.ndarray]) -> None:
+    mask, cells = drawn
+    assert View(mask).structure is not None
+    (record,) = audit(mask).records
+    assert_counts(record, cells)
+    assert (record.batch, record.head) == (None, None)
+
+
+@settings(deadline=None)
+@given(drawn=drawn_structures(), seed=st.integers(0, 99), real=st.integers(0, 8))
+def test_mask_files_are_counted_as_their_cells(
+    drawn: tuple[Mask, np.ndarray], seed: int, real: int
+) -> None:
+    mask, cells = drawn
+    given_mask = np.random.default_rng(seed).random(cells.shape) > 0.3
+    real = min(real, len(cells))
+    both = replace(mask, allowed=given_mask[None, None], query_lengths=np.array([real], np.int64))
+    (record,) = audit(both).records
+    assert_counts(record, (cells & given_mask)[:real])
+    assert (record.q_len, record.k_len) == cells.shape
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 7), (1, 1, 5, 1), (1, 1, 1, 1)])
+@pytest.mark.parametrize("additive", [False, True])
+def test_masks_alike_for_all_queries_or_keys_are_no_more_than_padding(
+    shape: tuple[int, ...], additive: bool
+) -> None:
+    shown = np.random.default_rng(4).random(shape) > 0.4
+    given_mask = np.where(shown, 0.0, -np.inf) if additive else shown
+    mask = build(5, 7, attn_mask=given_mask, causal=True, query_offset=2)
+    assert View(mask).structure is not None
+    assert_counts(audit(mask).records[0], np.tri(5, 7, 2, dtype=bool) & shown[0, 0])
+
+
+def test_a_long_mask_is_counted_from_its_structure() -> None:
+    mask = build(LONG, LONG, causal=True, left_window=4095)
+    (record,) = audit(mask).records
+    assert record.kept == 4096 * LONG - 4095 * 4096 // 2
+    assert (record.keys_min, record.keys_max) == (1, 4096)
+    assert record.cells == LONG**2
+    assert record.description.startswith("causal with a window of 4095 keys")
+
+
+def test_a_long_mask_of_every_rule_is_counted_from_its_structure() -> None:
+    """Each row by one sum over its own keys."""
+    generator = np.random.default_rng(5)
+    ids = np.sort(generator.integers(0, 50, LONG))
+    keep = generator.random(LONG) > 0.1
+    mask = build(
+        LONG, LONG, causal=True, left_window=1000, key_lengths=(90_000,), prefix=500,
+        segments=ids, key_padding=keep,
+    )  # fmt: skip
+    profile = View(mask).profile
+    for query in [*generator.integers(0, LONG, 50).tolist(), 0, 499, 89_999, 90_500, LONG - 1]:
+        keys = np.arange(max(0, query - 1000), max(query + 1, 500))
+        keys = keys[keys < 90_000]
+        seen = keys[keep[keys] & (ids[keys] == ids[query])]
+        assert profile.counts[query] == len(seen)
+        assert profile.first[query] == (seen[0] if len(seen) else LONG)
+        assert profile.last[query] == (seen[-1] if len(seen) else -1)
+    assert profile.used.sum() == profile.counts.sum()
+
+
+def test_batches_and_heads_that_are_equal_are_one_record() -> None:
+    lower = np.tri(4, dtype=bool)
+    full = np.ones((4, 4), bool)
+    by_head = np.broadcast_to(np.stack([lower, full]), (3, 2, 4, 4))
+    by_batch = np.broadcast_to(np.stack([lower, full])[:, None], (2, 3, 4, 4))
+    places = [
+        [(record.batch, record.head) for record in audit(file_mask(each, *each.shape[:2])).records]
+        for each in (by_head, by_batch, by_batch[:1], np.stack([by_head[0], by_head[0][::-1]]))
+    ]
+    assert places == [
+        [(None, 0), (None, 1)],
+        [(0, None), (1, None)],
+        [(None, None)],
+        [(0, 0), (0, 1), (1, 0), (1, 1)],
+    ]
+
+
+def test_equal_counts_of_other_cells_are_two_records() -> None:
+    one = np.array([[True, False], [False, True]])
+    records = audit(file_mask(np.stack([one, ~one]), heads=2)).records
+    assert [record.head for record in records] == [0, 1]
+    assert records[0].kept == records[1].kept
+
+
+def test_padding_on_the_wrong_axis_shows_as_empty_rows() -> None:
+    wrong = np.arange(6)[:, None] < np.array([4] * 6)
+    (record,) = audit(file_mask(wrong)).records
+    assert record.first_empty_rows == (4, 5)
+    assert record.unused_keys == 0
+    assert record.description == "queries 4–5 hidden"
+
+
+# Additive masks
+
+
+@pytest.mark.parametrize(
+    ("value", "effects"),
+    [
+        (-np.inf, [Effect.HIDES, Effect.HIDES, Effect.HIDES]),
+        (np.finfo(np.float64).min, [Effect.HIDES, Effect.HIDES, Effect.HIDES]),
+        (float(np.finfo(np.float32).min), [Effect.HIDES, Effect.HIDES, Effect.SWALLOWS]),
+        (-1e30, [Effect.HIDES, Effect.SWALLOWS, Effect.SWALLOWS]),
+        (-1e9, [Effect.HIDES, Effect.SWALLOWS, Effect.SILENCES]),
+        (-65504.0, [Effect.SILENCES, Effect.SWALLOWS, Effect.SILENCES]),
+        (-10000.0, [Effect.SILENCES, Effect.SILENCES, Effect.SILENCES]),
+        (-1.0, [Effect.ADDS, Effect.ADDS, Effect.ADDS]),
+        (0.0, [Effect.ADDS, Effect.ADDS, Effect.ADDS]),
+    ],
+)
+def test_what_a_number_does_in_each_format(value: float, effects: list[Effect]) -> None:
+    assert [effect_of(value, form) for form in Format] == effects
+
+
+def test_rounding_to_bfloat16_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    generator = np.random.default_rng(6)
+    values = generator.standard_normal(2000) * 10.0 ** generator.integers(-30, 39, 2000)
+    values = np.concatenate([values, [1.00390625, 1.01171875, -np.inf, 3.4e38, -3.3961e38]])
+    expected = torch.tensor(values.astype(np.float32)).bfloat16().double().numpy()
+    np.testing.assert_array_equal(rounded(values, Format.BFLOAT16), expected)
+
+
+def test_values_and_rows_of_an_additive_mask() -> None:
+    low = float(np.finfo(np.float32).min)
+    added = np.array([[0, low, -1e4], [low, low, -np.inf], [-1e4, low, low], [-np.inf] * 3])
+    found = audit_additive(file_mask(added))
+    assert found is not None
+    assert found.values is not None
+    tally = [(each.value, each.cells) for each in found.values]
+    assert tally == [(-np.inf, 4), (low, 5), (-1e4, 2), (0.0, 1)]
+    assert (found.minimum, found.maximum, found.minus_infinity) == (low, 0.0, 4)
+    half, single = found.rows[Format.FLOAT16], found.rows[Format.FLOAT32]
+    assert (half.empty, half.uniform, half.unlikely) == (2, 0, 1)
+    assert (single.empty, single.uniform, single.unlikely) == (1, 1, 1)
+
+
+def test_rules_beside_an_additive_mask_count_for_its_rows() -> None:
+    added = np.array([[-np.inf, 0.0], [0.0, -np.inf]])
+    found = audit_additive(build(2, 2, attn_mask=added, causal=True))
+    assert found is not None
+    assert found.rows[Format.FLOAT32].empty == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "suspicious"), [([0.0, 1.0], True), ([0.0, 0.0], False), ([1.0, -1.0], False)]
+)
+def test_zeros_and_ones_are_suspicious(values: list[float], suspicious: bool) -> None:
+    found = audit_additive(file_mask(np.array([values])))
+    assert found is not None
+    assert found.zeros_and_ones is suspicious
+
+
+def test_many_distinct_values_are_not_listed() -> None:
+    found = audit_additive(file_mask(np.arange(100.0).reshape(10, 10)))
+    assert found is not None
+    assert found.values is None
+    assert (found.minimum, found.maximum) == (0.0, 99.0)
+
+
+def test_boolean_masks_add_nothing() -> None:
+    assert audit_additive(file_mask(np.ones((2, 2), bool))) is None
+
+
+# Comparisons and leaks
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 999), one_file=st.booleans(), other_file=st.booleans())
+def test_differing_cells_are_counted_and_named(seed: int, one_file: bool, other_file: bool) -> None:
+    generator = np.random.default_rng(seed)
+    q_len, k_len = generator.integers(1, 7, 2)
+    masks, cells = [], []
+    for as_file in (one_file, other_file):
+        rules = {"causal": True, "left_window": int(generator.integers(0, 4))}
+        offset = int(generator.integers(-2, 4))
+        cells.append(plain_mask(q_len, k_len, offset, **rules))
+        options = {**rules, "query_offset": offset}
+        masks.append(file_mask(cells[-1]) if as_file else build(q_len, k_len, **options))
+    found = compare(*masks, limit=3)
+    wrong = np.argwhere(cells[0] != cells[1])
+    assert found.cells == q_len * k_len
+    assert found.differing == len(wrong)
+    assert found.only_a == (cells[0] & ~cells[1]).sum()
+    assert found.only_b == (cells[1] & ~cells[0]).sum()
+    expected = [
+        Cell(None, None, int(q), int(k), bool(cells[0][q, k]), bool(cells[1][q, k]))
+        for q, k in wrong[:3]
+    ]
+    assert list(found.first) == expected
+    assert found.bias_differing == 0
+
+
+def test_batches_and_heads_are_named_where_a_mask_has_them() -> None:
+    cells = np.ones((2, 3, 2, 2), bool)
+    cells[1, 2, 0, 1] = False
+    found = compare(file_mask(cells, 2, 3), build(2, 2))
+    assert found.cells == 24
+    assert found.first == (Cell(1, 2, 0, 1, False, True),)
+
+
+def test_long_structures_are_compared_without_their_cells() -> None:
+    found = compare(build(LONG, LONG, causal=True), build(LONG, LONG, causal=True, query_offset=1))
+    assert found.differing == found.only_b == LONG - 1
+    assert found.first[0] == Cell(None, None, 0, 1, False, True)
+
+
+def test_other_numbers_added_to_visible_cells_are_differences_too() -> None:
+    one = file_mask(np.array([[0.0, -1e9, -np.inf]]))
+    other = file_mask(np.array([[0.0, -np.inf, -np.inf]]))
+    found = compare(one, other)
+    assert (found.differing, found.bias_differing) == (1, 0)
+    found = compare(one, file_mask(np.array([[0.0, -1e4, -np.inf]])))
+    assert (found.differing, found.bias_differing) == (0, 1)
+    assert found.first_bias == (Cell(None, None, 0, 1, -1e9, -1e4),)
+
+
+@pytest.mark.parametrize("other", [build(3, 4), build(2, 5), build(2, 4, batch=3)])
+def test_masks_of_other_sizes_are_refused(other: Mask) -> None:
+    with pytest.raises(DataError, match="expected"):
+        compare(build(2, 4, batch=2), other)
+
+
+def test_leaks_are_counted_for_each_declared_rule() -> None:
+    """A causal mask that also shows one future key, and one key of another document."""
+    ids = np.array([0, 0, 1, 1])
+    cells = plain_mask(4, 4, causal=True, segments=ids)
+    cells[0, 1] = cells[3, 0] = True
+    options = AttentionOptions(causal=True, segments=ids, key_lengths=(3,), left_window=3)
+    found = {leak.rule: leak for leak in leaks(file_mask(cells), options)}
+    assert {rule: leak.cells for rule, leak in found.items()} == {
+        "causal": 1,
+        "left window": 0,
+        "segments": 1,
+        "key padding": 1,
+    }
+    assert found["causal"].first == (Cell(None, None, 0, 1, True, False),)
+    assert found["segments"].first == (Cell(None, None, 3, 0, True, False),)
+    assert found["key padding"].first == (Cell(None, None, 3, 3, True, False),)
+
+
+def test_a_mask_that_hides_more_than_the_rules_does_not_leak() -> None:
+    options = AttentionOptions(causal=True)
+    (found,) = leaks(file_mask(np.zeros((4, 4), bool)), options)
+    assert (found.cells, found.first) == (0, ())
+    assert leaks(file_mask(np.ones((4, 4), bool)), AttentionOptions()) == []
+
+
+# Pictures
+
+
+@settings(deadline=None)
+@given(
+    drawn=drawn_structures(),
+    seed=st.none() | st.integers(0, 99),
+    rows=st.integers(1, 9),
+    columns=st.integers(1, 9),
+)
+def test_grids_hold_the_sums_of_their_rectangles(
+    drawn: tuple[Mask, np.ndarray], seed: int | None, rows: int, columns: int
+) -> None:
+    mask, cells = drawn
+    if seed is not None:
+        given_mask = np.random.default_rng(seed).random(cells.shape) > 0.3
+        mask, cells = replace(mask, allowed=given_mask[None, None]), cells & given_mask
+    found = cell_counts(View(mask), rows, columns)
+    assert found.counts.shape == (min(rows, cells.shape[0]), min(columns, cells.shape[1]))
+    for (row, column), count in np.ndenumerate(found.counts):
+        part = cells[
+            found.query_edges[row] : found.query_edges[row + 1],
+            found.key_edges[column] : found.key_edges[column + 1],
+        ]
+        assert part.size == found.sizes[row, column] > 0
+        assert count == part.sum()
+    assert found.counts.sum() == cells.sum()
+
+
+# Softmax before and after
+
+
+def test_softmax_before_and_after_a_mask() -> None:
+    """scores [1,2,3], mask TTF → [.268941,.731059,0]; the second row is empty."""
+    given_mask = np.array([[True, True, False], [False, False, False]])
+    scores = np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
+    view = View(file_mask(given_mask))
+    before, after = weights_before_and_after(scores, view, slice(0, 2))
+    np.testing.assert_allclose(before, [[0.090031, 0.244728, 0.665241], [1 / 3] * 3], atol=1e-6)
+    np.testing.assert_allclose(after, [[0.268941, 0.731059, 0], [0, 0, 0]], atol=1e-6)
+    found = mask_effect(scores, view)
+    np.testing.assert_allclose(found.sum_before, [1, 1])
+    np.testing.assert_allclose(found.sum_after, [1, 0])
+    np.testing.assert_allclose(found.mass_removed, [0.665241, 1], atol=1e-6)
+    np.testing.assert_allclose(found.mass_moved, [0.665241, 0.5], atol=1e-6)
+    np.testing.assert_allclose(found.entropy_before, [0.832396, np.log(3)], atol=1e-6)
+    np.testing.assert_allclose(found.entropy_after, [0.582203, np.nan], atol=1e-6)
+    np.testing.assert_array_equal(found.top_before, [2, 0])
+    np.testing.assert_array_equal(found.top_after, [1, -1])
+
+
+def test_softmax_agrees_with_torch_under_every_kind_of_bias() -> None:
+    torch = pytest.importorskip("torch")
+    generator = np.random.default_rng(7)
+    scores = generator.standard_normal((6, 5)) * 300
+    added = np.where(generator.random((6, 5)) > 0.7, -np.inf, generator.standard_normal((6, 5)))
+    added[:, 0] = 0
+    mask = build(6, 5, attn_mask=added, causal=True, query_offset=0, alibi=True)
+    everything = slice(None)
+    hidden = ~mask.visible(everything, everything, everything, everything)[0, 0]
+    bias = mask.bias(everything, everything, everything, everything)[0, 0]
+    expected = torch.softmax(torch.tensor(np.where(hidden, -np.inf, scores + bias)), -1).numpy()
+    _, after = weights_before_and_after(scores, View(mask), slice(0, 6))
+    np.testing.assert_allclose(after, expected, atol=1e-14)
+
+
+def test_entropy_is_never_below_0_nor_above_that_of_equal_weights() -> None:
+    found = mask_effect(np.zeros((50, 50)), View(build(50, 50, causal=True)))
+    assert found.entropy_after[0] == 0
+    assert not np.signbit(found.entropy_after[0])
+    assert (found.entropy_after <= np.log(np.arange(1, 51))).all()
+
+
+def test_scores_of_hidden_keys_do_not_matter_even_if_not_finite() -> None:
+    scores = np.array([[1.0, np.inf], [np.nan, 2.0]])
+    _, after = weights_before_and_after(scores, View(file_mask(np.eye(2) > 0)), slice(0, 2))
+    np.testing.assert_array_equal(after, np.eye(2))
+
+
+def test_no_queries_have_no_effect() -> None:
+    found = mask_effect(np.zeros((0, 3)), View(build(0, 3)))
+    assert found.sum_after.shape == found.top_after.shape == (0,)
+
+
+# Memory
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_nothing_here_imports_torch(name: str) -> None:
+    """The second name shows that the first could be found."""
+    code = (
+        "import sys, attncli.attention.mask_audit, attncli.attention.mask_additive, "
+        "attncli.attention.mask_effect, attncli.attention.mask_picture\n"
+        f"sys.exit({name!r} in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], check=False)
+    assert run.returncode == (name == "numpy")
+
+
+_MEASURE = r"""
+import re, sys
+from pathlib import Path
+import numpy as np
+from attncli.attention.mask import Sizes, build_mask
+from attncli.attention.mask_audit import audit
+from attncli.attention.options import AttentionOptions
+def peak():  # ru_maxrss would start from that of the process before
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+given = np.load(sys.argv[1], mmap_mode="r")
+mask = build_mask(AttentionOptions(attn_mask=given), Sizes(1, 1, *given.shape))
+before = peak()
+(record,) = audit(mask).records
+after = peak()
+print((after - before) // 1024, record.kept, record.description)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="madvise and /proc are as on Linux")
+def test_a_mapped_mask_file_is_read_in_blocks(tmp_path: Path) -> None:
+    """A file of 256 MiB takes less than 64 MiB."""
+    size = 16_384
+    path = tmp_path / "mask.npy"
+    cells = np.lib.format.open_memmap(path, mode="w+", dtype=bool, shape=(size, size))
+    for start in range(0, size, 1024):
+        cells[start : start + 1024] = np.tri(1024, size, start, dtype=bool)
+    cells.flush()
+    del cells
+    run = subprocess.run(
+        [sys.executable, "-c", _MEASURE, str(path)], check=True, capture_output=True, text=True
+    )
+    grown, kept, words = run.stdout.split()
+    assert int(kept) == size * (size + 1) // 2
+    assert words == "causal"
+    assert int(grown) < 64
