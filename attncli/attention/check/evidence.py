@@ -16,7 +16,7 @@ from attncli.attention.check.difference import (
     of_target,
     when_empty_of,
 )
-from attncli.attention.check.tolerance import Tolerance, tolerance_of
+from attncli.attention.check.tolerance import RowSizes, Tolerance, tolerance_of
 from attncli.attention.check.variant import Expected, Part, Variant, evaluate, parts_of
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Evidence:
         complete: whether the sample holds every row, so that nothing is left to confirm.
         rtol, atol: tolerances of the caller; None for those of the dtype.
         off: int64 (B, H, S_q), mismatches of each row, summed over the candidates.
+        sizes: of the rows of Q, K and V.
     """
 
     base: Variant
@@ -90,6 +91,7 @@ class Evidence:
     rtol: float | None
     atol: float | None
     off: torch.Tensor
+    sizes: RowSizes
     # What is right for the parts of the sample: every mistake is held against it.
     _right: dict[tuple[int, ...], Expected] = field(init=False, default_factory=dict, repr=False)
 
@@ -129,7 +131,17 @@ def gather(
     sample = everything if complete else tuple(_chosen(problem, off, SAMPLE_CELLS))
     few = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len <= GLANCE_CELLS
     glance = everything if few else tuple(_chosen(problem, off, GLANCE_CELLS))
-    return Evidence(base, tuple(candidates), sample, glance, complete, rtol, atol, off)
+    return Evidence(
+        base=base,
+        candidates=tuple(candidates),
+        sample=sample,
+        glance=glance,
+        complete=complete,
+        rtol=rtol,
+        atol=atol,
+        off=off,
+        sizes=RowSizes.of(problem),
+    )
 
 
 def judge(
@@ -171,7 +183,14 @@ def judge(
 def tolerances_of(variant: Variant, evidence: Evidence) -> list[Tolerance]:
     """The tolerance of each candidate for a variant."""
     return [
-        tolerance_of(one.target, one.dtype, variant.problem, evidence.rtol, evidence.atol)
+        tolerance_of(
+            one.target,
+            one.dtype,
+            variant.problem,
+            evidence.rtol,
+            evidence.atol,
+            sizes=evidence.sizes,
+        )
         for one in evidence.candidates
     ]
 

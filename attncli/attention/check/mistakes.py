@@ -60,7 +60,7 @@ def _scale(of: Callable[[Problem], float | None]) -> Alternatives:
     def alternatives(variant: Variant) -> Iterator[Alternative]:
         value = of(variant.problem)
         if value is not None and value != variant.problem.scale:
-            yield Alternative(variant.with_problem(scale=value), f"--scale {value:.17g}")
+            yield Alternative(variant.with_problem(scale=value), f"--scale {value!r}")
 
     return alternatives
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _TREND = 0.9
 _ROWS_FOR_TREND = 8
 _NAMED = 6
+# A share of rows beyond which naming them says nothing: causal row 0 is right whatever happens.
+_MOST = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,8 @@ def _run_of_rows(where: tuple[int, ...], length: int) -> str:
     """Rows by their place: first, last, a run, or some."""
     first, last = where[0], where[-1]
     named = f"row {first}" if first == last else f"rows {first} to {last}"
+    if len(where) > _MOST * length:
+        return ""
     if last - first + 1 > len(where):
         return f"only {len(where)} of {length} rows, between {first} and {last}"
     if first == 0:

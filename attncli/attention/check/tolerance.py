@@ -31,6 +31,8 @@ import torch
 from attncli.attention.check.candidate import Target
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from attncli.attention.problem import Problem
 
 _LOGIT_ROUNDINGS = 4.0
@@ -52,12 +54,49 @@ class Tolerance:
         return self.atol + self.rtol * expected.abs()
 
 
+@dataclass(frozen=True, slots=True)
+class RowSizes:
+    """How large the rows of Q, K and V are, found once: many variants share these tensors.
+
+    Attributes:
+        tensors: Q, K and, where there are values, V, each (B, H, S, d).
+        longest: float64 (B, S) for each, the largest Euclidean norm of a row over the heads.
+        largest: float64 (B, S) for each, the largest |entry|.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    longest: tuple[torch.Tensor, ...]
+    largest: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, problem: Problem) -> RowSizes:
+        """Those of a problem."""
+        tensors = tuple(t for t in (problem.q, problem.k, problem.v) if t is not None)
+        return cls(
+            tensors,
+            tuple(_norms(tensor) for tensor in tensors),
+            tuple(_maxima(tensor) for tensor in tensors),
+        )
+
+    def longest_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Float64 (B, S); looked up where the tensor is one of these."""
+        known = zip(self.tensors, self.longest, strict=True)
+        return _first_of(known, tensor, _norms)
+
+    def largest_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Float64 (B, S); looked up where the tensor is one of these."""
+        known = zip(self.tensors, self.largest, strict=True)
+        return _first_of(known, tensor, _maxima)
+
+
 def tolerance_of(
     target: Target,
     dtype: torch.dtype,
     problem: Problem,
     rtol: float | None = None,
     atol: float | None = None,
+    *,
+    sizes: RowSizes | None = None,
 ) -> Tolerance:
     """The tolerance for a candidate, unless the caller has one of their own.
 
@@ -67,12 +106,17 @@ def tolerance_of(
         problem: what it was computed from.
         rtol: relative tolerance; None for the table's.
         atol: absolute tolerance, in the unit of the target; None for the table's.
+        sizes: of a problem that shares tensors with this one; None to find them out.
     """
+    sizes = RowSizes.of(problem) if sizes is None else sizes
+    seen = _seen_keys(problem)
     unit = unit_roundoff(dtype)
     inner = _LOGIT_ROUNDINGS * unit_of_arithmetic(dtype, problem)
-    logit = 1 + largest_logit(problem)
+    logit = 1 + _largest_logit(problem, sizes, seen)
     if target is Target.OUTPUT:
-        largest = 0.0 if problem.v is None else _largest(problem.v, _seen_keys(problem))
+        largest = 0.0
+        if problem.v is not None:
+            largest = _largest(sizes.largest_of(problem.v), seen)
         found = Tolerance(2 * unit, largest * (unit + inner * logit))
     elif target is Target.WEIGHTS:
         smallest = torch.finfo(dtype).smallest_normal * 2 * unit  # half a subnormal step and more
@@ -93,12 +137,12 @@ def unit_of_arithmetic(dtype: torch.dtype, problem: Problem) -> float:
     return max(unit_roundoff(theirs), unit_roundoff(problem.dtype))
 
 
-def largest_logit(problem: Problem) -> float:
+def _largest_logit(problem: Problem, sizes: RowSizes, seen: torch.Tensor) -> float:
     """A bound of |logit|, by Cauchy and Schwarz: no score is computed."""
-    width = _longest_row(problem.q) * _longest_row(problem.k, _seen_keys(problem))
-    bound = width * abs(problem.scale) / problem.temperature
-    bound = bound if math.isfinite(bound) else 0.0
-    return bound + _largest_bias(problem)
+    queries, keys = sizes.longest_of(problem.q), sizes.longest_of(problem.k)
+    bound = _largest(queries) * _largest(keys, seen)
+    bound = bound * abs(problem.scale) / problem.temperature
+    return (bound if math.isfinite(bound) else 0.0) + _largest_bias(problem)
 
 
 def _largest_bias(problem: Problem) -> float:
@@ -117,42 +161,45 @@ def _largest_bias(problem: Problem) -> float:
     return found
 
 
-def _longest_row(tensor: torch.Tensor, seen: list[torch.Tensor] | None = None) -> float:
-    """The largest Euclidean norm of a row (B, H, S, d), NaN and inf left out."""
-    longest = 0.0
-    for batch, heads in enumerate(tensor):
-        norms = torch.linalg.vector_norm(heads.to(torch.float64), dim=-1)  # (H, S)
-        longest = max(longest, _largest_seen(norms, None if seen is None else seen[batch]))
-    return longest
+def _norms(tensor: torch.Tensor) -> torch.Tensor:
+    """Float64 (B, S): the largest Euclidean norm of a row over the heads."""
+    norms = [torch.linalg.vector_norm(one.to(torch.float64), dim=-1).amax(0) for one in tensor]
+    return torch.stack(norms) if norms else torch.zeros(0, 0, dtype=torch.float64)
 
 
-def _largest(tensor: torch.Tensor, seen: list[torch.Tensor]) -> float:
-    """The largest |value| of rows that some query may see, NaN and inf left out."""
-    largest = 0.0
-    for batch, heads in enumerate(tensor):
-        if heads.shape[-1]:
-            sizes = heads.to(torch.float64).abs().amax(-1)  # (H, S)
-            largest = max(largest, _largest_seen(sizes, seen[batch]))
-    return largest
+def _maxima(tensor: torch.Tensor) -> torch.Tensor:
+    """Float64 (B, S): the largest |entry| of a row over the heads."""
+    if not tensor.shape[-1]:
+        return torch.zeros(tensor.shape[0], tensor.shape[2], dtype=torch.float64)
+    maxima = [one.to(torch.float64).abs().amax((0, 2)) for one in tensor]
+    return torch.stack(maxima) if maxima else torch.zeros(0, 0, dtype=torch.float64)
 
 
-def _largest_seen(sizes: torch.Tensor, seen: torch.Tensor | None) -> float:
+def _first_of(
+    known: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    tensor: torch.Tensor,
+    find: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    for one, sizes in known:
+        if one is tensor:
+            return sizes
+    return find(tensor)
+
+
+def _largest(sizes: torch.Tensor, seen: torch.Tensor | None = None) -> float:
+    """The largest of (B, S), NaN and inf left out, and rows that no query may see."""
     kept = torch.where(torch.isfinite(sizes), sizes, 0.0)
     if seen is not None:
         kept = torch.where(seen.to(kept.device), kept, 0.0)
     return float(kept.max()) if kept.numel() else 0.0
 
 
-def _seen_keys(problem: Problem) -> list[torch.Tensor]:
-    """Bool (S_k,) per batch: what lies in padding is garbage of any size and must not count."""
+def _seen_keys(problem: Problem) -> torch.Tensor:
+    """Bool (B | 1, S_k): what lies in padding is garbage of any size and must not count."""
     mask, keys = problem.mask, torch.arange(problem.sizes.k_len)
-    found = []
-    for batch in range(problem.sizes.batch):
-        first = torch.as_tensor(mask.first[batch % len(mask.first)])
-        stop = torch.as_tensor(mask.stop[batch % len(mask.stop)])
-        low, high = (int(first.min()), int(stop.max())) if len(first) else (0, 0)
-        seen = (keys >= low) & (keys < high)
-        if mask.key_keep is not None:
-            seen &= torch.as_tensor(mask.key_keep[batch % len(mask.key_keep)]).cpu()
-        found.append(seen)
-    return found
+    first, stop = torch.as_tensor(mask.first).cpu(), torch.as_tensor(mask.stop).cpu()
+    if not first.shape[1]:
+        return torch.zeros(1, len(keys), dtype=torch.bool)
+    low, high = first.amin(1), stop.amax(1)  # (B | 1,)
+    seen = (keys >= low[:, None]) & (keys < high[:, None])
+    return seen if mask.key_keep is None else seen & torch.as_tensor(mask.key_keep).cpu()
