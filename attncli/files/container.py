@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,44 +71,36 @@ class TensorFile:
 
 def map_file(local: Path) -> NDArray[np.uint8]:
     """Map a whole file that is not empty: uint8, (bytes,), private to this process."""
-    with local.open("rb") as file:
-        try:
-            # Copy-on-write: torch warns of arrays that cannot be written.
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except OSError:
-            # Private pages count as memory: a file larger than the machine's must be read-only.
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return np.frombuffer(data, np.uint8)
+    try:
+        # Copy-on-write: torch warns of arrays that cannot be written.
+        data = np.memmap(local, np.uint8, "c")
+    except OSError:
+        # Private pages count as memory: a file larger than the machine's must be read-only.
+        data = np.memmap(local, np.uint8, "r")
+    return np.asarray(data)
 
 
-def view(
+def array_at(
     data: NDArray[np.uint8],
-    offset: int,
+    start: int,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
-    order: str = "C",
+    order: Literal["C", "F"] = "C",
 ) -> NDArray[Any]:
-    """Return the array of `shape` and `dtype` that starts at byte `offset` of `data`."""
-    array: NDArray[Any]
-    if 0 in shape:
-        array = np.empty(shape, dtype)
-    else:
-        array = np.ndarray(shape, dtype, data.data, offset, order="F" if order == "F" else "C")
-    return array
+    """Return the array of `shape` and `dtype` that starts at byte `start` of `data`."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return data[start : start + nbytes].view(dtype).reshape(shape, order=order)
 
 
 def byte_size(where: str, shape: tuple[int, ...], itemsize: int) -> int:
-    """Return the bytes of a tensor.
+    """Return the size of a tensor in the unit of `itemsize`.
 
     Raises:
         DataError: NumPy cannot hold an array of this shape.
     """
-    count = itemsize
-    for length in shape:
-        count *= max(length, 1)
-    if len(shape) > 32 or count >= 2**63:
+    if len(shape) > 32 or itemsize * math.prod(max(length, 1) for length in shape) >= 2**63:
         raise DataError(where, f"expected a shape that can be held, got {shape_text(shape)}")
-    return 0 if 0 in shape else count
+    return itemsize * math.prod(shape)
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

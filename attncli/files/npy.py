@@ -8,13 +8,13 @@ import struct
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncli.errors import DataError
-from attncli.files.container import TensorFile, byte_size, map_file, shape_text, view
+from attncli.files.container import TensorFile, array_at, byte_size, map_file, shape_text
 from attncli.files.elements import UNDECLARED, name_of
 from attncli.files.limits import require_memory
 from attncli.files.tensor import TensorHeader
@@ -40,7 +40,7 @@ class NpyHeader:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    order: str
+    order: Literal["C", "F"]
     start: int
     nbytes: int | None
 
@@ -62,7 +62,7 @@ def open_npy(local: Path, source: str) -> TensorFile:
     warned = [f"{where}: {size_text(extra)} after the array are ignored"] if extra else []
 
     def load(_: TensorHeader, where: str) -> NDArray[Any]:
-        return native(view(data, header.start, header.shape, header.dtype, header.order), where)
+        return native(array_at(data, header.start, header.shape, header.dtype, header.order), where)
 
     return TensorFile(source, "npy", (header.named(None),), load, warnings=warned)
 
@@ -104,7 +104,7 @@ def _header_text(head: bytes, where: str) -> tuple[int, str]:
     return begin + length, head[begin : begin + length].decode(encoding, errors="replace")
 
 
-def _fields(text: str) -> tuple[tuple[int, ...], np.dtype[Any], str]:
+def _fields(text: str) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]:
     # Python 2 wrote its long integers as 3L.
     fields = ast.literal_eval(re.sub(r"\b([0-9]+)L\b", r"\1", text.strip()))
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:

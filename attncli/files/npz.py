@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.errors import DataError
-from attncli.files.container import TensorFile, view
+from attncli.files.container import TensorFile, array_at
 from attncli.files.damage import ARCHIVE_ERRORS
 from attncli.files.limits import require_memory
 from attncli.files.npy import MAX_HEADER, NpyHeader, check_size, native, parse_header
@@ -98,7 +98,7 @@ def _data(
         raise _damaged(where) from error
     if filled < nbytes:
         raise _damaged(where)
-    return native(view(data, 0, header.shape, header.dtype, header.order), where)
+    return native(array_at(data, 0, header.shape, header.dtype, header.order), where)
 
 
 def _fill(member: IO[bytes], data: memoryview) -> int:

@@ -136,11 +136,9 @@ def test_npy_of_all_versions_and_of_python_2(put: Put) -> None:
 
 def test_trailing_bytes_are_told(put: Put) -> None:
     data = build.npy(np.ones(2)) + b"more"
-    header = {"q": build.entry("F32", [1], 0, 4)}
     for file in (
         open_file(put("a.npy", data)),
         open_file(put("b.npz", build.archive({"q.npy": data}))),
-        open_file(put("c.safetensors", build.safetensors(header, bytes(8)))),
     ):
         assert [w.partition(": ")[2].partition(" after")[0] for w in file.warnings] == ["4 bytes"]
         assert file.read().shape
@@ -180,6 +178,23 @@ def test_safetensors_metadata(put: Put) -> None:
     file = open_file(put("a", build.safetensors({"__metadata__": meta, "q": entry}, bytes(4))))
     assert file.metadata == {"layers.0": {"scale": 0.5, "tokens": ["a"]}}
     assert open_file(put("b", build.safetensors({"q": entry}, bytes(4)))).metadata == {}
+
+
+def test_safetensors_of_all_widths_are_found_in_the_order_of_the_data(put: Put) -> None:
+    header = {
+        "z": build.entry("F32", [2], 13, 21),
+        "packed": build.entry("F4", [2, 4], 0, 4),
+        "none": build.entry("F64", [0, 3], 13, 13),
+        "flag": build.entry("BOOL", [1], 4, 5),
+        "wide": build.entry("C64", [1], 5, 13),
+    }
+    data = bytes(4) + b"\1" + bytes(8) + np.array([1.5, -2.5], "<f4").tobytes()
+    file = open_file(put("a", build.safetensors(header, data)))
+    names = [header.name for header in file.headers]
+    assert [name for name in names if name != "none"] == ["packed", "flag", "wide", "z"]
+    assert file.read("z").array.tolist() == [1.5, -2.5]
+    assert file.read("flag").array.tolist() == [True]
+    assert file.read("none").shape == (0, 3)
 
 
 def test_unaligned_data_load_bit_for_bit(put: Put) -> None:
