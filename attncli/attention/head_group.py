@@ -108,13 +108,11 @@ class HeadGroup:
 
     def added(self, block: RowBlock, tile: Tile) -> torch.Tensor | None:
         """(G | 1, rows, keys), what an additive mask adds; None where there is none."""
-        if self.mask.added is None:
-            return None
         heads = slice(self.heads.start, self.heads.stop)
         batch = slice(self.batch, self.batch + 1)
         rows, cols = self._index(block), slice(tile.start, tile.stop)
-        found = self.mask.additive(batch, heads, rows, cols)[0]
-        return finite_in(found, self.dtype)
+        found = self.mask.additive(batch, heads, rows, cols)
+        return None if found is None else finite_in(found[0], self.dtype)
 
     def bias(self, index: int, block: RowBlock, tile: Tile) -> torch.Tensor | float:
         """Float64 (keys,), all that is added to the logits of one head and one row."""
@@ -219,7 +217,8 @@ def _of_heads(tensor: torch.Tensor, shared: list[int]) -> torch.Tensor:
 
 
 def _host_row(array: NDArray[np.int64], batch: int) -> NDArray[np.int64]:
-    return array[batch if len(array) > 1 else 0]
+    row: NDArray[np.int64] = array[batch if len(array) > 1 else 0]
+    return row
 
 
 def _slopes(problem: Problem, mask: Mask, heads: range) -> torch.Tensor | None:

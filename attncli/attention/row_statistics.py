@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -92,13 +92,10 @@ def finish_rows(sums: TileSums, crown: bool, sinks: torch.Tensor | None) -> RowS
 
 def concatenate(blocks: list[RowStatistics]) -> RowStatistics:
     """The statistics of several blocks of rows, one after another."""
-    parts = {
-        field.name: [getattr(block, field.name) for block in blocks]
-        for field in fields(RowStatistics)
-    }
-    whole = {
-        name: None if values[0] is None else torch.cat(values, 1) for name, values in parts.items()
-    }
+    whole: dict[str, Any] = {}
+    for field in fields(RowStatistics):
+        values = [getattr(block, field.name) for block in blocks]
+        whole[field.name] = None if values[0] is None else torch.cat(values, 1)
     return RowStatistics(**whole)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attncli.attention.intervals import queries_per_key
-from attncli.attention.tiles import score_tile
+from attncli.attention.tiles import Workspace, score_tile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from attncli.attention.head_group import HeadGroup
     from attncli.attention.intervals import RowBlock, Tile
     from attncli.attention.row_statistics import RowStatistics
-    from attncli.attention.tiles import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +45,35 @@ def no_mass(group: HeadGroup) -> KeyMass:
     return KeyMass(queries, mass)
 
 
-def add_mass(
-    group: HeadGroup, block: RowBlock, rows: RowStatistics, received: KeyMass, work: Workspace
-) -> None:
-    """Add what the queries of one block give to each key.
+def mass_of_block(
+    group: HeadGroup, block: RowBlock, rows: RowStatistics, work: Workspace
+) -> KeyMass:
+    """What the queries of one block give to each key from its first tile's to its last's.
 
     Args:
         group: the heads.
         block: the rows, and their tiles.
         rows: of all blocks.
-        received: to be added to.
         work: buffers.
+
+    Returns:
+        The mass, and the queries that see the key; these are 0 where intervals alone decide,
+        since `no_mass` has counted them.
     """
+    first = block.tiles[0].start if block.tiles else 0
+    width = block.tiles[-1].stop - first if block.tiles else 0
+    mass = torch.zeros(len(group.heads), width, dtype=torch.float64, device=group.device)
+    queries = torch.zeros_like(mass, dtype=torch.int64)
     for tile, weights, seen in _tile_weights(group, block, block.tiles, rows, work):
-        inside = slice(tile.start, tile.stop)
-        received.mass[:, inside] += weights.sum(1)
+        inside = slice(tile.start - first, tile.stop - first)
+        mass[:, inside] = weights.sum(1)
         if not group.mask.by_interval:
-            received.queries[:, inside] += seen.sum(1)
+            queries[:, inside] = seen.sum(1)
+    return KeyMass(queries, mass)
 
 
 def add_broken_values(
-    group: HeadGroup, block: RowBlock, rows: RowStatistics, values: torch.Tensor, work: Workspace
+    group: HeadGroup, blocks: list[RowBlock], rows: RowStatistics, values: torch.Tensor
 ) -> None:
     """Let NaN and infinite values reach the output of the queries that see them.
 
@@ -76,11 +83,18 @@ def add_broken_values(
 
     Args:
         group: the heads.
-        block: the rows, and their tiles.
+        blocks: the rows, and their tiles.
         rows: of all blocks; their output is changed in place.
         values: (G, S_k, d_v), as they came.
-        work: buffers.
     """
+    work = Workspace.of(group)
+    for block in blocks:
+        _add_broken(group, block, rows, values, work)
+
+
+def _add_broken(
+    group: HeadGroup, block: RowBlock, rows: RowStatistics, values: torch.Tensor, work: Workspace
+) -> None:
     assert rows.output is not None
     output = rows.output[:, block.start : block.stop]
     tiles = [

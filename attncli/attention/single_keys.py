@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from attncli.attention.crew import share_out
 from attncli.attention.intervals import RowBlock, Tile
-from attncli.attention.tiles import TILE_KEYS, score_tile
+from attncli.attention.tiles import TILE_KEYS, Workspace, score_tile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from attncli.attention.head_group import HeadGroup
     from attncli.attention.row_statistics import RowStatistics
-    from attncli.attention.tiles import Workspace
 
 # Cells of a band that are computed and not used grow with its height.
 BAND_ROWS = 256
@@ -56,13 +56,14 @@ class Shares:
 
     def of_head(self, index: int) -> Shares:
         """One head of the group."""
-        parts = (self.first, self.own, self.previous, self.local)
-        return Shares(*(part and part.of_head(index) for part in parts))
+        own, previous, local = (
+            None if share is None else share.of_head(index)
+            for share in (self.own, self.previous, self.local)
+        )
+        return Shares(self.first.of_head(index), own, previous, local)
 
 
-def find_shares(
-    group: HeadGroup, rows: RowStatistics, sink_keys: int, local_window: int, work: Workspace
-) -> Shares:
+def find_shares(group: HeadGroup, rows: RowStatistics, sink_keys: int, local_window: int) -> Shares:
     """Shares of the first keys and of the keys near each query.
 
     Args:
@@ -70,13 +71,19 @@ def find_shares(
         rows: their rows.
         sink_keys: how many keys count as the first ones.
         local_window: how many steps from the query a key is still local, on both sides.
-        work: buffers.
     """
-    first = _first_share(group, rows, sink_keys, work)
+    first = _first_share(group, rows, sink_keys, Workspace.of(group))
     if group.positions is None:
         return Shares(first, None, None, None)
+
+    def band_of(block: RowBlock, work: Workspace) -> torch.Tensor:
+        return _band(group, block, local_window, work)
+
+    bands = share_out(
+        band_of, list(_narrow_blocks(group)), lambda: Workspace.of(group), group.device
+    )
     nothing = group.keys.new_empty(len(group.heads), 0, 2 * local_window + 1)
-    band = torch.cat([nothing, *_bands(group, local_window, work)], 1)  # (G, R, 2·window + 1)
+    band = torch.cat([nothing, *bands], 1)  # (G, R, 2·window + 1)
     middle = local_window
     own, previous = band[..., middle : middle + 1], band[..., middle - 1 : middle]
     return Shares(
@@ -106,25 +113,21 @@ def _first_share(group: HeadGroup, rows: RowStatistics, sink_keys: int, work: Wo
     return Share(total.weight.clamp(max=1.0).masked_fill(empty, torch.nan), total.seen)
 
 
-def _bands(group: HeadGroup, window: int, work: Workspace) -> Iterator[torch.Tensor]:
+def _band(group: HeadGroup, block: RowBlock, window: int, work: Workspace) -> torch.Tensor:
     """Logits of the keys p − window … p + window, −inf where one is not visible or not there."""
     assert group.positions is not None
-    k_len = group.keys.shape[2]
     steps = torch.arange(-window, window + 1, device=group.device)
-    for block in _narrow_blocks(group):
-        keys = group.positions[block.start : block.stop, None] + steps  # (rows, 2·window + 1)
-        lowest, highest = group.position_range(block)
-        left, right = max(0, lowest - window), min(k_len, highest + window + 1)
-        shape = (len(group.heads), *keys.shape)
-        if left >= right:
-            yield group.keys.new_full(shape, -torch.inf)
-            continue
-        tile = Tile(left, right, True, True)
-        logits = group.keys.new_empty(shape[0], shape[1], right - left)
-        queries = group.scaled_queries(block.start, block.stop)
-        score_tile(group, block, tile, queries, logits, work)
-        index = (keys - left).clamp(0, right - left - 1).expand(shape)
-        yield logits.gather(2, index).masked_fill_((keys < left) | (keys >= right), -torch.inf)
+    keys = group.positions[block.start : block.stop, None] + steps  # (rows, 2·window + 1)
+    lowest, highest = group.position_range(block)
+    left, right = max(0, lowest - window), min(group.keys.shape[2], highest + window + 1)
+    shape = (len(group.heads), *keys.shape)
+    if left >= right:
+        return group.keys.new_full(shape, -torch.inf)
+    tile = Tile(left, right, True, True)
+    logits = group.keys.new_empty(shape[0], shape[1], right - left)
+    score_tile(group, block, tile, group.scaled_queries(block.start, block.stop), logits, work)
+    index = (keys - left).clamp(0, right - left - 1).expand(shape)
+    return logits.gather(2, index).masked_fill_((keys < left) | (keys >= right), -torch.inf)
 
 
 def _narrow_blocks(group: HeadGroup) -> Iterator[RowBlock]:

@@ -7,15 +7,16 @@ time where they are small.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
+from attncli.attention.crew import share_out
 from attncli.attention.head_group import make_group, top_key_of
 from attncli.attention.intervals import RowBlock, as_intervals, row_blocks
 from attncli.attention.row_statistics import RowStatistics, concatenate, finish_rows
-from attncli.attention.second_pass import KeyMass, add_broken_values, add_mass, no_mass
+from attncli.attention.second_pass import KeyMass, add_broken_values, mass_of_block, no_mass
 from attncli.attention.single_keys import Shares, find_shares
 from attncli.attention.tiles import (
     TILE_CELLS,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     from attncli.attention.head_group import HeadGroup
     from attncli.attention.problem import Problem
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,20 +180,12 @@ def _stream_group(
     if group.values is not None and not bool(torch.isfinite(group.values).all()):
         broken = group.values
         group = replace(group, values=torch.where(torch.isfinite(broken), broken, 0.0))
-    work = Workspace.of(group)
     blocks = list(row_blocks(group.first, group.stop, TILE_ROWS, TILE_KEYS))
-    rows = _all_rows(group, blocks, wanted, work, advance)
+    rows = _all_rows(group, blocks, wanted, advance)
     if broken is not None:
-        for block in blocks:
-            add_broken_values(group, block, rows, broken, work)
-    received = no_mass(group) if wanted.per_key else None
-    for block in blocks:
-        if received is None:
-            break
-        add_mass(group, block, rows, received, work)
-        if advance is not None:
-            advance(len(group.heads) * _cells(block))
-    shares = find_shares(group, rows, wanted.sink_keys, wanted.local_window, work)
+        add_broken_values(group, blocks, rows, broken)
+    received = _all_mass(group, blocks, rows, advance) if wanted.per_key else None
+    shares = find_shares(group, rows, wanted.sink_keys, wanted.local_window)
     for index in range(len(group.heads)):
         yield _of_head(group, index, rows, shares, received)
 
@@ -199,7 +194,6 @@ def _all_rows(
     group: HeadGroup,
     blocks: list[RowBlock],
     wanted: Wanted,
-    work: Workspace,
     advance: Callable[[int], None] | None,
 ) -> RowStatistics:
     # float64 has digits enough for the entropy of nearly one-hot rows to be worth the index.
@@ -210,13 +204,43 @@ def _all_rows(
         reach=group.positions is not None,
         output=group.values is not None,
     )
+
+    def finish(block: RowBlock, work: Workspace) -> RowStatistics:
+        return finish_rows(sum_tiles(group, block, gather, work), crown, group.sinks)
+
+    pieces = blocks or [RowBlock(0, 0, ())]
     found = []
-    for block in blocks or [RowBlock(0, 0, ())]:
-        sums = sum_tiles(group, block, gather, work)
-        found.append(finish_rows(sums, crown, group.sinks))
+    for block, rows in zip(pieces, _each(group, finish, pieces), strict=True):
+        found.append(rows)
         if advance is not None:
             advance(len(group.heads) * _cells(block))
     return concatenate(found)
+
+
+def _all_mass(
+    group: HeadGroup,
+    blocks: list[RowBlock],
+    rows: RowStatistics,
+    advance: Callable[[int], None] | None,
+) -> KeyMass:
+    def give(block: RowBlock, work: Workspace) -> KeyMass:
+        return mass_of_block(group, block, rows, work)
+
+    received = no_mass(group)
+    for block, part in zip(blocks, _each(group, give, blocks), strict=True):
+        if block.tiles:
+            inside = slice(block.tiles[0].start, block.tiles[-1].stop)
+            received.mass[:, inside] += part.mass
+            received.queries[:, inside] += part.queries
+        if advance is not None:
+            advance(len(group.heads) * _cells(block))
+    return received
+
+
+def _each(
+    group: HeadGroup, function: Callable[[RowBlock, Workspace], Result], blocks: list[RowBlock]
+) -> Iterator[Result]:
+    return share_out(function, blocks, lambda: Workspace.of(group), group.device)
 
 
 def _of_head(

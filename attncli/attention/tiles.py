@@ -77,16 +77,16 @@ class TileSums:
         heads, rows = len(group.heads), block.stop - block.start
         shape = (5, len(block.tiles), heads, rows)
         top, reference, total, moment, reach = group.keys.new_empty(shape)
-        whole = {"device": group.device}
+        device = group.device
         return cls(
             top,
             reference,
             total,
             moment,
             reach if gather.reach else None,
-            torch.empty(shape[1:], dtype=torch.int64, **whole) if gather.place else None,
-            seen=torch.zeros(1, rows, dtype=torch.int64, **whole),
-            nonfinite=torch.zeros(heads, rows, dtype=torch.bool, **whole),
+            torch.empty(shape[1:], dtype=torch.int64, device=device) if gather.place else None,
+            seen=torch.zeros(1, rows, dtype=torch.int64, device=device),
+            nonfinite=torch.zeros(heads, rows, dtype=torch.bool, device=device),
             output=_no_output(group, heads, rows) if gather.output else None,
         )
 

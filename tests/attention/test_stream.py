@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attncli.attention import steps, stream, tiles
-from attncli.attention.mask import build_mask
 from attncli.attention.options import AttentionOptions, Corner, MaskTrue
 from attncli.attention.problem import Precision, Problem, make_problem
-from attncli.attention.stream import HeadRows, Wanted, planned_cells, stream_rows
+from attncli.attention.stream import HeadRows, Wanted, stream_rows
 
 EVERYTHING = Wanted(top_key=True, output=True, per_key=True, sink_keys=2, local_window=2)
 
