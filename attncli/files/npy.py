@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import re
-import struct
+import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,12 @@ MAX_HEADER = 12 + 10_000
 
 _CUT = "expected a complete .npy header, got a file cut short"
 _BAD = "expected a .npy header, got damaged data in its place"
+_VERSIONS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+    # Differs in the encoding of the names of fields, and arrays with fields are refused anyway.
+    (3, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,54 +72,38 @@ def open_npy(local: Path, source: str) -> TensorFile:
 
 
 def parse_header(head: bytes, where: str) -> NpyHeader:
-    """Parse the header that `head`, the first `MAX_HEADER` bytes of a file, begins with.
+    """Parse the header that `head`, the first `MAX_HEADER` bytes of a .npy file, begins with.
 
     Raises:
         DataError: the header is cut short or damaged.
     """
-    start, text = _header_text(head, where)
+    stream = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(stream)
+    except ValueError as error:
+        raise DataError(where, _CUT) from error
+    if version not in _VERSIONS:
+        problem = f"expected .npy version 1, 2 or 3, got {version[0]}.{version[1]}"
+        raise DataError(where, problem)
     try:
         with warnings.catch_warnings():
             # Of the parser and of NumPy, about text that is not ours.
             warnings.simplefilter("ignore")
-            shape, dtype, order = _fields(text)
-    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError) as error:
-        raise DataError(where, _BAD) from error
-    nbytes = byte_size(where, shape, dtype.itemsize)
-    return NpyHeader(shape, dtype, order, start, None if dtype.hasobject else nbytes)
+            shape, fortran, dtype = _VERSIONS[version](stream)
+    # The parser of Python and what NumPy does with its result raise nearly anything.
+    except Exception as error:
+        raise DataError(where, _fault(error, len(head))) from error
+    if any(length < 0 for length in shape):
+        raise DataError(where, _BAD)
+    nbytes = None if dtype.hasobject else byte_size(where, shape, dtype.itemsize)
+    order: Literal["C", "F"] = "F" if fortran else "C"
+    return NpyHeader(tuple(map(int, shape)), dtype, order, stream.tell(), nbytes)
 
 
-def _header_text(head: bytes, where: str) -> tuple[int, str]:
-    """The byte after the header, and the header's dictionary as text."""
-    if len(head) < 10:
-        raise DataError(where, _CUT)
-    version = head[6]
-    if version not in (1, 2, 3) or head[7] != 0:
-        raise DataError(where, f"expected .npy version 1, 2 or 3, got {version}.{head[7]}")
-    begin = 10 if version == 1 else 12
-    if len(head) < begin:
-        raise DataError(where, _CUT)
-    (length,) = struct.unpack("<H" if version == 1 else "<I", head[8:begin])
-    if begin + length > MAX_HEADER:
-        raise DataError(where, f"expected a .npy header below 10 kB, got {size_text(length)}")
-    if len(head) < begin + length:
-        raise DataError(where, _CUT)
-    encoding = "utf-8" if version == 3 else "latin-1"
-    return begin + length, head[begin : begin + length].decode(encoding, errors="replace")
-
-
-def _fields(text: str) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]:
-    # Python 2 wrote its long integers as 3L.
-    fields = ast.literal_eval(re.sub(r"\b([0-9]+)L\b", r"\1", text.strip()))
-    if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
-        raise ValueError("keys")
-    shape = fields["shape"]
-    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError("shape")
-    if not isinstance(fields["fortran_order"], bool):
-        raise ValueError("order")
-    dtype = np.lib.format.descr_to_dtype(fields["descr"])
-    return shape, dtype, "F" if fields["fortran_order"] else "C"
+def _fault(error: Exception, length: int) -> str:
+    if not str(error).startswith("EOF: reading"):
+        return _BAD
+    return _CUT if length < MAX_HEADER else "expected a .npy header below 10 kB, got a longer one"
 
 
 def check_size(header: NpyHeader, size: int, where: str) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
+import warnings
 import zipfile
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncli.errors import DataError
-from attncli.files.container import TensorFile, array_at
+from attncli.files.container import TensorFile
 from attncli.files.damage import ARCHIVE_ERRORS
 from attncli.files.limits import require_memory
 from attncli.files.npy import MAX_HEADER, NpyHeader, check_size, native, parse_header
@@ -84,32 +84,18 @@ def _notes(
 def _data(
     archive: zipfile.ZipFile, info: zipfile.ZipInfo, header: NpyHeader, where: str
 ) -> NDArray[Any]:
-    nbytes = header.nbytes or 0
-    require_memory(where, nbytes)
-    data = np.empty(nbytes, np.uint8)
+    require_memory(where, header.nbytes or 0)
     try:
-        with archive.open(info) as member:
-            member.read(header.start)
-            filled = _fill(member, data.data)
+        with archive.open(info) as member, warnings.catch_warnings():
+            # About headers that Python 2 wrote.
+            warnings.simplefilter("ignore")
+            array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
             # The checksum is compared at the end of the member, wherever the array ends.
-            for _ in iter(functools.partial(member.read, _CHUNK), b""):
+            while member.read(_CHUNK):
                 pass
     except ARCHIVE_ERRORS as error:
         raise _damaged(where) from error
-    if filled < nbytes:
-        raise _damaged(where)
-    return native(array_at(data, 0, header.shape, header.dtype, header.order), where)
-
-
-def _fill(member: IO[bytes], data: memoryview) -> int:
-    filled = 0
-    while filled < len(data):
-        piece = member.read(min(_CHUNK, len(data) - filled))
-        if not piece:
-            break
-        data[filled : filled + len(piece)] = piece
-        filled += len(piece)
-    return filled
+    return native(array, where)
 
 
 def _damaged(where: str) -> DataError:

@@ -127,7 +127,9 @@ def test_a_recompressed_torch_file(put: Put) -> None:
 def test_npy_of_all_versions_and_of_python_2(put: Put) -> None:
     text = "{'descr': '<f4', 'fortran_order': False, 'shape': (2L,), }"
     data = np.ones(2, np.float32).tobytes()
-    assert open_file(put("a", build.npy_header(text) + data)).read().array.tolist() == [1, 1]
+    old = build.npy_header(text) + data
+    for file in (put("a", old), put("a.npz", build.archive({"q.npy": old}))):
+        assert open_file(file).read().array.tolist() == [1, 1]
     for version in ((2, 0), (3, 0)):
         stream = io.BytesIO()
         np.lib.format.write_array(stream, np.ones(2), version)
