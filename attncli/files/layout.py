@@ -1,13 +1,14 @@
 """Where everything stands in a file of tensors, known before any of the data are.
 
-Each layout is the bytes around the data and the place of each tensor between them, so that
-tensors can be written in any order, block by block, without a second copy on disk.
+Each layout is the bytes before the data and the place of each tensor behind them, so that
+tensors can be written in any order, block by block.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,19 +48,7 @@ class Spec:
     @property
     def nbytes(self) -> int:
         """Bytes of data."""
-        count = self.physical.itemsize
-        for length in self.shape:
-            count *= length
-        return count
-
-
-@dataclass(frozen=True, slots=True)
-class Checksum:
-    """A checksum (CRC-32) of the bytes from `start` to `stop`, due at each of `places`."""
-
-    start: int
-    stop: int
-    places: tuple[int, ...]
+        return self.physical.itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,39 +56,26 @@ class Layout:
     """One file.
 
     Attributes:
-        size: its bytes.
-        fixed: bytes known in advance, and where they go.
+        head: the bytes before the data.
+        size: bytes of the whole file.
         offsets: tensor → first byte of its data.
-        checksums: what to fill in once the data are written.
     """
 
+    head: bytes
     size: int
-    fixed: tuple[tuple[int, bytes], ...]
     offsets: dict[str, int]
-    checksums: tuple[Checksum, ...] = ()
 
 
 def npy_layout(name: str, spec: Spec) -> Layout:
     """Lay out a .npy file of one tensor."""
-    header = npy_header(spec)
-    return Layout(len(header) + spec.nbytes, ((0, header),), {name: len(header)})
-
-
-def npy_header(spec: Spec) -> bytes:
-    """Return the bytes that stand before a tensor's data in a .npy file."""
-    # What NumPy has no name for is stored as it would store it: raw bytes.
-    element = BY_NAME[spec.dtype]
-    raw = f"|V{element.physical.itemsize}"
-    descr = raw if element.is_raw else np.lib.format.dtype_to_descr(element.physical)
-    stream = io.BytesIO()
-    fields = {"descr": descr, "fortran_order": False, "shape": spec.shape}
-    np.lib.format.write_array_header_1_0(stream, fields)
-    return stream.getvalue()
+    header = _npy_header(spec)
+    return Layout(header, len(header) + spec.nbytes, {name: len(header)})
 
 
 def safetensors_layout(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> Layout:
     """Lay out a safetensors file: the widest elements first, so that all data are aligned."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    # Sorted: the same metadata make the same bytes.
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     places, end = {}, 0
     for name, spec in sorted(specs.items(), key=lambda item: -item[1].physical.itemsize):
         places[name] = end
@@ -111,4 +87,16 @@ def safetensors_layout(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -
     text += b" " * (-len(text) % 8)
     head = struct.pack("<Q", len(text)) + text
     offsets_of = {name: len(head) + place for name, place in places.items()}
-    return Layout(len(head) + end, ((0, head),), offsets_of)
+    return Layout(head, len(head) + end, offsets_of)
+
+
+def _npy_header(spec: Spec) -> bytes:
+    """The bytes that stand before a tensor's data in a .npy file."""
+    # What NumPy has no name for is stored as it would store it: raw bytes.
+    element = BY_NAME[spec.dtype]
+    raw = f"|V{element.physical.itemsize}"
+    descr = raw if element.is_raw else np.lib.format.dtype_to_descr(element.physical)
+    stream = io.BytesIO()
+    fields = {"descr": descr, "fortran_order": False, "shape": spec.shape}
+    np.lib.format.write_array_header_1_0(stream, fields)
+    return stream.getvalue()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import zlib
+import shutil
+import tempfile
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -79,38 +81,51 @@ class TensorSaver:
         if metadata and self._kind != ".safetensors":
             problem = "expected a .safetensors file, the only format that holds metadata"
             raise UsageError(shown(target), problem)
-        self._layouts = _layouts(Path(target), self._kind, self._specs, metadata or {})
-        self._files: dict[str, tuple[BinaryIO, int]] = {}
+        self._layouts = _layouts(self._kind, self._specs, metadata or {})
+        self._places: dict[str, tuple[Path, int]] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        target = Path(self._target)
         with contextlib.ExitStack() as stack:
-            parent = Path(self._target)
             if self._kind == "folder":
-                stack.enter_context(folder(parent))
-            else:
-                parent = parent.parent
-            need = sum(layout.size for layout in self._layouts.values())
+                stack.enter_context(folder(target))
+            parent = target if self._kind == "folder" else target.parent
             if parent.is_dir():
-                require_disk(shown(self._target), parent, need)
-            for path, layout in self._layouts.items():
-                self._begin(stack, path, layout)
+                require_disk(shown(self._target), parent, self._room())
+            if self._kind == ".npz":
+                self._begin_archive(stack, target)
+            else:
+                for name, layout in self._layouts.items():
+                    path = target / name if self._kind == "folder" else target
+                    self._begin(stack.enter_context(atomic_path(path)), layout)
             self._stack = stack.pop_all()
         return self
 
-    def _begin(self, stack: contextlib.ExitStack, path: Path, layout: Layout) -> None:
-        """Make one file, with everything in place but the data."""
-        temporary = stack.enter_context(atomic_path(path))
-        file = stack.enter_context(temporary.open("r+b"))
-        _reserve(file, layout.size)
-        for offset, data in layout.fixed:
-            file.seek(offset)
-            file.write(data)
-        file.flush()
+    def _room(self) -> int:
+        """Bytes on disk at the most: each member of an archive is there twice for a moment."""
+        sizes = [layout.size for layout in self._layouts.values()]
+        return sum(sizes) + (max(sizes, default=0) if self._kind == ".npz" else 0)
+
+    def _begin_archive(self, stack: contextlib.ExitStack, target: Path) -> None:
+        """Make a file for each member, beside the archive and packed into it on leaving."""
+        archive = stack.enter_context(atomic_path(target))
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=".", dir=archive.parent))
+        # Numbered, since a member's name need not be one that a file can have.
+        parts = {name: Path(scratch, str(n)) for n, name in enumerate(self._layouts)}
+        for name, part in parts.items():
+            part.touch()
+            self._begin(part, self._layouts[name])
+        # Runs before the archive is renamed, and undoes it on failure.
+        stack.push(lambda kind, *_: _pack(archive, parts) if kind is None else None)
+
+    def _begin(self, path: Path, layout: Layout) -> None:
+        """Fill a file with everything but the data."""
+        with path.open("r+b") as file:
+            file.write(layout.head)
+            _reserve(file, layout.size)
         for name, offset in layout.offsets.items():
-            self._files[name] = file, offset
-        # Runs before the file is closed and renamed, and undoes both if it fails.
-        stack.push(lambda kind, *_: _fill_checksums(file, layout) if kind is None else None)
+            self._places[name] = path, offset
 
     def write(self, name: str, index: Any, block: NDArray[Any]) -> None:
         """Write `tensor[index] = block`, as NumPy understands it.
@@ -127,8 +142,8 @@ class TensorSaver:
             raise TypeError(f"{name}: cannot write {block.dtype} as {spec.physical}")
         if spec.nbytes == 0:
             return
-        file, offset = self._files[name]
-        place = np.memmap(file, spec.physical, "r+", offset, spec.shape)
+        path, offset = self._places[name]
+        place = np.memmap(path, spec.physical, "r+", offset, spec.shape)
         place[index] = block
 
     def __exit__(
@@ -137,7 +152,7 @@ class TensorSaver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._files.clear()
+        self._places.clear()
         self._stack.__exit__(kind, error, trace)
 
 
@@ -174,21 +189,15 @@ def _specs(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | str]]) -
 
 
 def _layouts(
-    path: Path, kind: str, specs: Mapping[str, Spec], metadata: Mapping[str, str]
-) -> dict[Path, Layout]:
-    """The files to write and what stands where in each."""
+    kind: str, specs: Mapping[str, Spec], metadata: Mapping[str, str]
+) -> dict[str, Layout]:
+    """What stands where in each file, by its name in a folder or an archive."""
     from attncli.files.layout import npy_layout, safetensors_layout
-    from attncli.files.ziplayout import npz_layout
 
-    if kind == ".npz":
-        return {path: npz_layout(specs)}
     if kind == ".safetensors":
-        return {path: safetensors_layout(specs, metadata)}
-    single = kind == ".npy"
-    return {
-        path if single else path / _file_name(name): npy_layout(name, spec)
-        for name, spec in specs.items()
-    }
+        return {"": safetensors_layout(specs, metadata)}
+    named = _file_name if kind == "folder" else "{}.npy".format
+    return {named(name): npy_layout(name, spec) for name, spec in specs.items()}
 
 
 def _file_name(name: str) -> str:
@@ -209,16 +218,13 @@ def _reserve(file: BinaryIO, size: int) -> None:
         file.truncate(size)
 
 
-def _fill_checksums(file: BinaryIO, layout: Layout) -> None:
-    for checksum in layout.checksums:
-        value, left = 0, checksum.stop - checksum.start
-        file.seek(checksum.start)
-        while left:
-            chunk = file.read(min(_CHUNK, left))
-            if not chunk:
-                raise OSError(errno.EIO, "the file became shorter")
-            value, left = zlib.crc32(chunk, value), left - len(chunk)
-        for place in checksum.places:
-            file.seek(place)
-            file.write(value.to_bytes(4, "little"))
-    file.flush()
+def _pack(target: Path, parts: Mapping[str, Path]) -> None:
+    """Move files into an archive that is stored as it is, under the names of `parts`."""
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, part in parts.items():
+            # Without the time of day: the same tensors make the same bytes.
+            member = zipfile.ZipInfo(name)
+            member.external_attr = 0o644 << 16
+            with part.open("rb") as source, archive.open(member, "w", force_zip64=True) as sink:
+                shutil.copyfileobj(source, sink, _CHUNK)
+            part.unlink()
