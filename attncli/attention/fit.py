@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Up to this many cells every query offset is tried for documents, beyond it the likely ones.
 _ALL_OFFSETS_CELLS = 4096
 _MOST_PREFIX_OFFSETS = 6
+_FULL_ROWS = 256
 _MOST_DOCUMENT_OFFSETS = 12
 
 
@@ -54,7 +55,8 @@ def fit(view: View) -> Fit:
         nothing = replace(plain, length=0)
         return Fit(nothing, nothing)
     buildable = _cheapest(plain, view, Best(profile))
-    if (profile.counts > 0).all():
+    seeing = int((profile.counts > 0).sum())
+    if seeing == view.rows or seeing == 1:  # one row alone fits too many patterns
         return Fit(buildable, buildable)
     hiding = _cheapest(plain, view, Best(profile, buildable, rows_may_hide=True))
     return Fit(hiding, buildable)
@@ -322,16 +324,26 @@ def _connected_by_structure(structure: Structure) -> NDArray[np.int64]:
 def _connected_by_cells(view: View) -> NDArray[np.int64] | None:
     labels = np.arange(view.k_len)
     apart = int((view.profile.used > 0).sum())
-    for _, block in view.blocks():
-        for row in block:
-            seen = labels[row]
-            if len(seen) and (seen != seen[0]).any():
-                joined = np.unique(seen)
-                labels[np.isin(labels, joined)] = joined[0]
-                apart -= len(joined) - 1
-                if apart == 1:
-                    return None
+    for row in _rows_fullest_first(view):
+        seen = labels[row]
+        if len(seen) and (seen != seen[0]).any():
+            joined = np.zeros(view.k_len, np.bool_)
+            joined[seen] = True
+            labels = np.where(joined[labels], joined.argmax(), labels)
+            apart -= int(joined.sum()) - 1
+            if apart == 1:
+                return None
     return labels
+
+
+def _rows_fullest_first(view: View) -> Iterator[NDArray[np.bool_]]:
+    """Every row, bool (S_k,), after some that connect much at once: most masks end with those."""
+    counts = view.profile.counts
+    peaks = np.flatnonzero(counts > np.append(counts[1:], 0))
+    for row in peaks[np.argsort(-counts[peaks], kind="stable")][:_FULL_ROWS].tolist():
+        yield view.visible(slice(row, row + 1))[0]
+    for _, block in view.blocks():
+        yield from block
 
 
 def _root(root: NDArray[np.int64], each: int) -> int:

@@ -69,7 +69,7 @@ class Leak:
 
     Attributes:
         rule: the rule in words: "causal", "left window", "right window", "segments" or
-            "key padding".
+            "key padding", or the description of a whole pattern.
         cells: number of such cells.
         first: the first of them; `a` is the mask's visibility, `b` the rule's.
     """

@@ -46,7 +46,10 @@ def nearest_of(view: View) -> Nearest:
         if best is not None and low >= best.cells:
             break
         differing = differing_cells(view, pattern)
-        for cells, inverted in ((differing, False), (view.cells - differing, True)):
+        outcomes = [(differing, False)]
+        if pattern.frame.causal or pattern.ids is not None:  # that of padding is padding again
+            outcomes.append((view.cells - differing, True))
+        for cells, inverted in outcomes:
             if best is None or cells < best.cells:
                 best = Nearest(pattern, cells, inverted)
     assert best is not None  # there is always the full mask
@@ -83,14 +86,16 @@ def _candidates(view: View) -> list[Pattern]:
     profile = view.profile
     plain = Pattern(q_len=view.mask.sizes.q_len, k_len=view.k_len)
     some = np.flatnonzero(profile.counts)
-    found = [plain, *(replace(plain, highest=corner) for corner in plain.corners)]
+    found = [plain, replace(plain, length=0)]
+    found += [replace(plain, highest=corner) for corner in plain.corners]
     if len(some):
         low, high = profile.first[some] - some, profile.last[some] - some
         found.append(replace(plain, highest=_mode(high)))
         found += [
-            replace(plain, lowest=_mode(low), highest=upper)
-            for upper in {_mode(high), *plain.corners}
-            if upper >= _mode(low)
+            replace(plain, lowest=lower, highest=upper)
+            for upper in (_mode(high), *plain.corners)
+            for lower in (_mode(low), upper - _mode(profile.counts[some]) + 1)
+            if upper >= lower
         ]
         found.append(replace(plain, length=_mode(profile.last[some]) + 1))
         found += _documents(plain, profile, some)
@@ -98,9 +103,9 @@ def _candidates(view: View) -> list[Pattern]:
 
 
 def _padded(pattern: Pattern, view: View) -> Pattern:
-    """The pattern without the keys that most queries who should see them do not."""
+    """The pattern without the keys that nearly no query sees who should."""
     reach = Ordered(pattern.structure(view.rows)).profile().used
-    keep = 2 * view.profile.used >= reach
+    keep = 10 * view.profile.used >= reach
     if keep.all():
         return pattern
     hidden = np.flatnonzero(~keep)

@@ -16,7 +16,7 @@ from plain_masks import plain_mask
 
 from attncli.attention.mask import Mask, Sizes, build_mask
 from attncli.attention.mask_additive import Effect, Format, audit_additive, effect_of, rounded
-from attncli.attention.mask_audit import MaskRecord, audit
+from attncli.attention.mask_audit import MaskRecord, audit, undeclared_leaks
 from attncli.attention.mask_compare import Cell, compare, leaks
 from attncli.attention.mask_effect import mask_effect, weights_before_and_after
 from attncli.attention.mask_picture import cell_counts
@@ -325,6 +325,17 @@ def test_a_mask_that_hides_more_than_the_rules_does_not_leak() -> None:
     (found,) = leaks(file_mask(np.zeros((4, 4), bool)), options)
     assert (found.cells, found.first) == (0, ())
     assert leaks(file_mask(np.ones((4, 4), bool)), AttentionOptions()) == []
+
+
+def test_without_a_declared_rule_the_nearest_pattern_is_what_leaks() -> None:
+    cells = np.tri(6, dtype=bool)
+    cells[1, 4] = True
+    cells[5, 2] = False
+    mask = file_mask(cells)
+    (found,) = undeclared_leaks(mask, audit(mask).recognition)
+    assert (found.rule, found.cells) == ("causal", 1)
+    assert found.first == (Cell(None, None, 1, 4, True, False),)
+    assert undeclared_leaks(build(6, 6, causal=True), audit(build(6, 6)).recognition) == []
 
 
 # Pictures

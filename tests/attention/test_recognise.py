@@ -156,6 +156,15 @@ def flipped(cells: np.ndarray, *places: tuple[int, int]) -> np.ndarray:
         ),
         ("nearest is key padding, length 4, differing in 1 cell", flipped(WORDS[15][1], (3, 1))),
         ("nearest is full, differing in 1 cell", flipped(np.ones((6, 6), bool), (2, 3))),
+        (
+            "nearest is nothing visible, differing in 40 cells",
+            np.random.default_rng(8).permutation(1200).reshape(30, 40) < 40,
+        ),
+        (
+            "nearest is causal with a window of 2 keys to the left (3 with the query's own), "
+            "differing in 2 cells",
+            flipped(LOWER & ~np.tri(6, k=-3, dtype=bool), (0, 5), (4, 0)),
+        ),
         ("nearest is the inverse of causal, differing in 1 cell", flipped(~LOWER, (5, 1))),
     ],
 )
