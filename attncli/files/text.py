@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-ACCEPTED = "a .npy, .npz, .safetensors or .pt file"
+from rich.filesize import decimal
 
-_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
+ACCEPTED = "a .npy, .npz, .safetensors or .pt file"
 
 
 def shown(text: str, limit: int = 200) -> str:
@@ -36,14 +36,5 @@ def listed(names: Iterable[str | None], limit: int = 8) -> str:
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes with two digits and a decimal unit."""
-    if size == 1:
-        return "1 byte"
-    if size < 1000:
-        return f"{size} bytes"
-    amount = float(size)
-    for unit in _UNITS:
-        amount /= 1000
-        if amount < 999.5 or unit == _UNITS[-1]:
-            break
-    return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:,.0f} {unit}"
+    """Return a number of bytes for people, in a decimal unit."""
+    return decimal(size)

@@ -18,6 +18,7 @@ import pytest
 from attncli.errors import DataError
 from attncli.files.convert import as_float, as_torch
 from attncli.files.reader import open_file
+from attncli.files.roles import read_one
 
 Put = Callable[[str, bytes], str]
 
@@ -226,6 +227,31 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, contain
     assert list(tmp_path.iterdir()) == []
     assert file.read().source == "-"
     assert as_torch(file.read()).tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("container", ["npz", "safetensors", "pt"])
+def test_standard_input_named_twice(monkeypatch: pytest.MonkeyPatch, container: str) -> None:
+    q, k = np.arange(3.0), np.ones((2, 2))
+    header = {"q": build.entry("F64", [3], 0, 24), "k": build.entry("F64", [2, 2], 24, 56)}
+    data = {
+        "npz": build.npz(q=q, k=k),
+        "safetensors": build.safetensors(header, q.tobytes() + k.tobytes()),
+        "pt": build.torch_file({name: torch_tensor(a) for name, a in (("q", q), ("k", k))}),
+    }[container]
+    monkeypatch.setattr(sys, "stdin", Stdin(data))
+    assert np.array_equal(read_one("-::q", "--q")[0].array, q)
+    assert np.array_equal(read_one("-::k", "--k")[0].array, k)
+    assert np.array_equal(read_one("-::q", "--v")[0].array, q)
+    # Another standard input is another file.
+    monkeypatch.setattr(sys, "stdin", Stdin(build.npy(k)))
+    assert np.array_equal(open_file("-").read().array, k)
+    assert np.array_equal(open_file("-").read().array, k)
+
+
+def torch_tensor(array: np.ndarray):  # type: ignore[no-untyped-def]
+    import torch
+
+    return torch.from_numpy(array)
 
 
 def test_standard_input_that_is_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
