@@ -8,12 +8,14 @@ up to date as the interval moves. Cells near an interval's ends are computed one
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from attncli.attention.sides import TILE_ROWS, Side
+from attncli.attention.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +28,9 @@ ROW_BLOCK = 256
 # instead of a Gram matrix.
 _DIRECT_KEYS = 4 * ROW_BLOCK
 _STREAM_ROWS = 1024
+# Long inputs are cut into so many chunks of rows, which repeat the sum up to their first interval.
+_CHUNKS = 4
+_CHUNK_ROWS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class LongVectors:
     own: torch.Tensor
     other: torch.Tensor
     one_first: bool
-    _tiles: dict[int, torch.Tensor] = field(default_factory=dict)
+    _tiles: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
 
     def pieces(self, at: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
         """The vectors [at, stop) as (index of the first, (rows, d + 2)), tile by tile."""
@@ -160,9 +165,37 @@ def interval_sums(
         queries, keys: the longer vectors.
         first, stop: int64 (queries,), with stop > first.
     """
+    bounds = _chunk_bounds(len(first), keys.side.device)
+
+    def sums_of(at: int, end: int) -> torch.Tensor:
+        # Tiles are kept by each chunk for itself.
+        return _chunk_sums(replace(queries), replace(keys), first, stop, at, end)
+
+    totals = torch.stack(in_threads(sums_of, bounds)).sum(0) if bounds else torch.zeros(2)
+    shift, squares = totals.tolist()
+    return CellSums(int((stop - first).sum()), shift, squares, _origin(queries))
+
+
+def _chunk_bounds(length: int, device: torch.device) -> list[tuple[int, int]]:
+    """Rows [at, end) to be summed apart: by the length alone, so that sums never change."""
+    many = _CHUNKS if device.type == "cpu" and length >= _CHUNKS * _CHUNK_ROWS else 1
+    blocks = -(-length // ROW_BLOCK)
+    edges = [blocks * place // many * ROW_BLOCK for place in range(many)] + [length]
+    return [(at, end) for at, end in itertools.pairwise(edges) if at < end]
+
+
+def _chunk_sums(
+    queries: LongVectors,
+    keys: LongVectors,
+    first: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    begin: int,
+    finish: int,
+) -> torch.Tensor:
+    """Σ (score − origin) and Σ (score − origin)² over rows [begin, finish), float64 (2,)."""
     gram = RunningGram.empty(keys)
     totals = torch.zeros(2, dtype=torch.float64, device=keys.side.device)
-    for at, end in _row_blocks(first, stop):
+    for at, end in _row_blocks(first, stop, begin, finish):
         low, high = int(first[at:end].min()), int(stop[at:end].max())
         left, right = int(first[at:end].max()), int(stop[at:end].min())
         if high - low <= _DIRECT_KEYS or left >= right:
@@ -171,11 +204,10 @@ def interval_sums(
             if left < right:
                 _add_quadratic(totals, rows, gram.move(left, right))
             span = slice(row, row + len(rows))
-            for key, some in _chain(keys.pieces(low, left), keys.pieces(right, high)):
+            for key, some in itertools.chain(keys.pieces(low, left), keys.pieces(right, high)):
                 hidden = _outside(first[span], stop[span], key, key + len(some), keys.side.device)
                 _add_direct(totals, rows, some, hidden)
-    shift, squares = totals.tolist()
-    return CellSums(int((stop - first).sum()), shift, squares, _origin(queries))
+    return totals
 
 
 def streamed_sums(
@@ -203,10 +235,12 @@ def streamed_sums(
     return CellSums(cells, shift, squares, _origin(queries))
 
 
-def _row_blocks(first: NDArray[np.int64], stop: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def _row_blocks(
+    first: NDArray[np.int64], stop: NDArray[np.int64], begin: int, finish: int
+) -> Iterator[tuple[int, int]]:
     """Blocks of rows, small enough where intervals jump that few cells are taken one by one."""
-    for at in range(0, len(first), ROW_BLOCK):
-        todo = [(at, min(at + ROW_BLOCK, len(first)))]
+    for at in range(begin, finish, ROW_BLOCK):
+        todo = [(at, min(at + ROW_BLOCK, finish))]
         while todo:
             start, end = todo.pop()
             if end - start > 1 and _direct_keys(first[start:end], stop[start:end]) > _DIRECT_KEYS:
@@ -259,10 +293,3 @@ def _add_direct(
 
 def _origin(queries: LongVectors) -> float:
     return float(queries.own @ queries.other)
-
-
-def _chain(
-    *parts: Iterator[tuple[int, torch.Tensor]],
-) -> Iterator[tuple[int, torch.Tensor]]:
-    for part in parts:
-        yield from part

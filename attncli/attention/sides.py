@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from attncli.attention.threads import in_threads
 
 # Rows read, cast and centred at a time: 8192 × 128 float32 are 4 MiB.
 TILE_ROWS = 8192
 _SAMPLE_ROWS = 4096
+_CHUNK_TILES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,6 @@ class Side:
         """Rows [at, stop) in the dtype of the arithmetic, (stop − at, d)."""
         rows = self.tensor[at:stop] if self.order is None else self.tensor[self.order[at:stop]]
         return rows.to(device=self.device, dtype=self.dtype)
-
-    def blocks(self) -> Iterator[torch.Tensor]:
-        """All rows, a tile at a time."""
-        for at in range(0, len(self), TILE_ROWS):
-            yield self.block(at, min(at + TILE_ROWS, len(self)))
 
     def rough_centre(self) -> torch.Tensor:
         """A vector near the mean, float64 (d,), that the arithmetic's dtype holds exactly.
@@ -96,12 +90,20 @@ def side_moments(side: Side) -> SideMoments | None:
         return None
     centre = side.rough_centre()
     near = centre.to(side.dtype)
-    first = torch.zeros(side.width, dtype=torch.float64, device=side.device)
-    second = torch.zeros(side.width, side.width, dtype=torch.float64, device=side.device)
-    for block in side.blocks():
-        moved = block - near  # (rows, d)
-        first += moved.sum(0)
-        second += moved.T @ moved
+    whole = len(side) if side.device.type != "cpu" else _CHUNK_TILES * TILE_ROWS
+    bounds = [(at, min(at + whole, len(side))) for at in range(0, len(side), whole)]
+    sums = torch.stack(in_threads(lambda at, end: _sums(side, near, at, end), bounds)).sum(0)
+    first, second = sums[0], sums[1:]
     rest = first / len(side)
     covariance = second / len(side) - torch.outer(rest, rest)
     return SideMoments(len(side), centre, centre + rest, covariance)
+
+
+def _sums(side: Side, near: torch.Tensor, begin: int, finish: int) -> torch.Tensor:
+    """Σ x and, below it, Σ x xᵀ over rows x [begin, finish) less `near`, float64 (1 + d, d)."""
+    sums = torch.zeros(side.width + 1, side.width, dtype=torch.float64, device=side.device)
+    for at in range(begin, finish, TILE_ROWS):
+        moved = side.block(at, min(at + TILE_ROWS, finish)) - near  # (rows, d)
+        sums[0] += moved.sum(0)
+        sums[1:] += moved.T @ moved
+    return sums

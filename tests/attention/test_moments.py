@@ -74,6 +74,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(cell_sums, "TILE_ROWS", 8)
         monkeypatch.setattr(cell_sums, "ROW_BLOCK", 4)
         monkeypatch.setattr(cell_sums, "_DIRECT_KEYS", 6)
+        monkeypatch.setattr(cell_sums, "_CHUNK_ROWS", 8)
         monkeypatch.setattr(cell_sums, "_STREAM_ROWS", 5)
 
 

@@ -154,7 +154,13 @@ def write_sides(folder: Path, length: int, width: int) -> dict[str, str]:
     paths = {}
     for role in ("q", "k"):
         paths[role] = str(folder / f"{role}_{length}.npy")
-        np.save(paths[role], rng.standard_normal((length, width), dtype=np.float32))
+        with Path(paths[role]).open("wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (length, width)}
+            np.lib.format.write_array_header_1_0(file, header)
+            # In blocks: a process that is started counts its parent's memory as its own peak.
+            for at in range(0, length, 8192):
+                rows = min(8192, length - at)
+                file.write(rng.standard_normal((rows, width), dtype=np.float32).tobytes())
     return paths
 
 
