@@ -83,20 +83,20 @@ def as_array(values: TensorLike, role: str) -> NDArray[Any]:
 
 
 def as_options(given: OptionKeywords) -> AttentionOptions:
-    """Keywords as `AttentionOptions`.
+    """Keywords as `AttentionOptions`; None stands for the default.
 
     Raises:
         TypeError: a keyword that is no field of it.
         UsageError: a value that the option does not take.
     """
-    values: dict[str, Any] = dict(given)
-    for name in values:
+    for name in given:
         if name not in OPTION_NAMES:
             raise TypeError(f"expected one of {', '.join(OPTION_NAMES)}, got keyword {name!r}")
+    values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name in _ARRAYS:
-        if values.get(name) is not None:
+        if name in values:
             values[name] = as_array(values[name], name)
-    if values.get("sinks") is not None:
+    if "sinks" in values:
         values["sinks"] = np.atleast_1d(values["sinks"]).astype(np.float64)
     for name in ("key_lengths", "query_lengths"):
         values[name] = _whole_numbers(values.get(name))

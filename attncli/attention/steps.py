@@ -129,16 +129,24 @@ def weighted_sum(weights: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) 
         visible: bool (..., S_q, S_k).
     """
     finite = torch.isfinite(v)
-    if bool(finite.all()):
-        return weights @ v
-    output = weights @ torch.where(finite, v, 0.0)
-    broken = (~finite).flatten(0, -3).any(0).any(-1) if v.ndim > 2 else (~finite).any(-1)
-    for key in broken.nonzero().flatten().tolist():  # 0 · NaN is NaN, so each is added by hand
-        only_broken = torch.where(finite[..., key, :], 0.0, v[..., key, :])
-        share = weights[..., key, None] * only_broken[..., None, :]  # (..., S_q, d_v)
-        share = torch.where(finite[..., None, key, :], 0.0, share)
-        output = output + torch.where(visible[..., key, None], share, 0.0)
-    return output
+    output = weights @ torch.where(finite, v, 0.0)  # (..., S_q, d_v)
+    return output if bool(finite.all()) else output + _of_broken(weights, v, visible)
+
+
+def _of_broken(weights: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """What NaN and inf in V add to the output, (..., S_q, d_v): 0 for those who do not see them.
+
+    Told by counting: in a product with V itself 0 · NaN would be NaN for every query.
+    """
+
+    def reached(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return keys.to(weights.dtype) @ values.to(weights.dtype) > 0  # (..., S_q, d_v)
+
+    weighed, vanished = visible & (weights != 0), visible & (weights == 0)
+    nan = reached(visible, torch.isnan(v)) | reached(vanished, torch.isinf(v))  # 0 · ∞ is NaN
+    higher = torch.where(reached(weighed, v == torch.inf), torch.inf, 0.0)
+    lower = torch.where(reached(weighed, v == -torch.inf), -torch.inf, 0.0)
+    return torch.where(nan, torch.nan, higher + lower)
 
 
 def finite_in(bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -137,6 +137,23 @@ def test_a_broken_value_reaches_only_those_who_see_it() -> None:
     np.testing.assert_array_equal(result.stages["output"][0, 0].numpy(), expected)
 
 
+def test_infinite_values_are_summed_as_ieee_says() -> None:
+    """∞ − ∞ is NaN, and so is a weight that has vanished times ∞."""
+    v = torch.tensor([[INF, INF, 1.0, -INF], [INF, -INF, -INF, 1.0]])
+    q, k = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [-1e4]])
+    result = attncli.compute(q, k, v, allow_nonfinite=True)
+    assert result.stages["weights"][0, 0].tolist() == [[0.5, 0.5], [1.0, 0.0]]
+    expected = [[INF, NAN, -INF, -INF], [NAN, NAN, NAN, -INF]]
+    np.testing.assert_array_equal(result.stages["output"][0, 0].numpy(), expected)
+
+
+def test_many_broken_values_cost_no_more_than_one() -> None:
+    """Sixty thousand of them in a loop took seconds."""
+    keys = torch.zeros(60_000, 1)
+    result = attncli.compute(keys[:2], keys, keys + NAN, allow_nonfinite=True)
+    assert result.statistics["output"].n_nan == 2
+
+
 def test_a_broken_value_of_one_head_stays_in_its_group() -> None:
     v = torch.zeros(1, 2, 3, 1)
     v[0, 1, 0, 0] = NAN
