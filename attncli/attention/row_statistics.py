@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attncli.attention.exponential import exponential
+
 if TYPE_CHECKING:
     from attncli.attention.tiles import TileSums
 
@@ -64,7 +66,7 @@ def finish_rows(sums: TileSums, crown: bool, sinks: torch.Tensor | None) -> RowS
         return _nothing_seen(sums, keys, sinks is not None)
     merged = _merge_tiles(sums, crown)
     joined = merged if sinks is None else _join_sink(merged, sinks)
-    shrink = torch.exp(merged.peak - joined.peak)  # 1 without a sink
+    shrink = exponential(merged.peak - joined.peak)  # 1 without a sink
     largest = shrink / (1 + joined.excess)
     entropy = torch.log1p(joined.excess) - joined.moment / (1 + joined.excess)
     outcomes = (keys + (sinks is not None)).to(torch.float64)
@@ -130,8 +132,8 @@ def _merge_tiles(sums: TileSums, crown: bool) -> _Merged:
     peak, best = top.max(0)
     finite_peak = peak.clamp(min=torch.finfo(sums.top.dtype).min)
     shift = (reference - finite_peak).clamp(min=-1e5)  # e^−1e5 is 0, and 0 · ∞ would be NaN
-    shrink = torch.exp(shift)
-    crowns = torch.exp(top - reference) if crown else torch.zeros_like(total)
+    shrink = exponential(shift)
+    crowns = exponential(top - reference) if crown else torch.zeros_like(total)
     moment = (shrink * (moment + shift * (total + crowns))).sum(0)
     others = (shrink * crowns).scatter(0, best[None], 0.0)
     excess = (shrink * total + others).sum(0) - (0.0 if crown else 1.0)
@@ -149,7 +151,7 @@ def _merge_tiles(sums: TileSums, crown: bool) -> _Merged:
 def _join_sink(keys: _Merged, sinks: torch.Tensor) -> _Merged:
     """Let one more outcome into the sums."""
     peak = torch.maximum(keys.peak, sinks)
-    of_keys, of_sink = torch.exp(keys.peak - peak), torch.exp(sinks - peak)
+    of_keys, of_sink = exponential(keys.peak - peak), exponential(sinks - peak)
     above = keys.peak - peak
     behind = keys.excess + of_sink
     excess = torch.where(keys.peak >= sinks, behind, of_keys * (1 + keys.excess))
@@ -159,7 +161,7 @@ def _join_sink(keys: _Merged, sinks: torch.Tensor) -> _Merged:
 
 
 def _weight_of(logit: torch.Tensor, joined: _Merged) -> torch.Tensor:
-    return torch.exp(logit - joined.peak) / (1 + joined.excess)
+    return exponential(logit - joined.peak) / (1 + joined.excess)
 
 
 def _top_key(sums: TileSums, merged: _Merged, empty: torch.Tensor) -> torch.Tensor | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from attncli.attention.exponential import exponential
 from attncli.attention.intervals import queries_per_key
 from attncli.attention.tiles import Workspace, score_tile
 
@@ -136,7 +137,7 @@ def _tile_weights(
         seen = torch.ones((), dtype=torch.bool, device=group.device)
         if group.guarded or group.values is not None or not group.mask.by_interval:
             seen = ~torch.isneginf(logits)
-        torch.exp(logits.sub_(peak), out=weights).mul_(share)
+        exponential(logits.sub_(peak), out=weights).mul_(share)
         if group.guarded:  # what a query does not see it gives nothing, NaN itself or not
             weights.masked_fill_(~seen, 0.0)
         yield tile, weights, seen

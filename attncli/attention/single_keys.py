@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attncli.attention.crew import share_out
+from attncli.attention.exponential import exponential
 from attncli.attention.intervals import RowBlock, Tile
 from attncli.attention.tiles import TILE_KEYS, Workspace, score_tile
 
@@ -145,6 +146,6 @@ def _share(logits: torch.Tensor, rows: RowStatistics, inside: slice) -> Share:
     """What the keys of these logits (G, rows, keys) get together."""
     peak, whole = rows.peak[:, inside], 1 + rows.excess[:, inside]
     seen = ~torch.isneginf(logits)
-    weights = torch.exp(logits.to(torch.float64) - peak[..., None]) / whole[..., None]
+    weights = exponential(logits.to(torch.float64) - peak[..., None]) / whole[..., None]
     weight = torch.where(seen, weights, 0.0).sum(-1).clamp(max=1.0)
     return Share(weight.masked_fill(rows.empty[:, inside], torch.nan), seen.sum(-1))

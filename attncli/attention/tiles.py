@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from attncli.attention.exponential import exponential
+
 if TYPE_CHECKING:
     from attncli.attention.head_group import HeadGroup
     from attncli.attention.intervals import RowBlock, Tile
@@ -154,7 +156,7 @@ def sum_tiles(group: HeadGroup, block: RowBlock, gather: Gather, work: Workspace
             continue
         sums.seen = sums.seen + seen
         _subtract_maximum(group, sums, tile, logits, seen, gather)
-        torch.exp(logits, out=weights)
+        exponential(logits, out=weights)
         if group.guarded or not isinstance(seen, int):  # 0 · ∞ is NaN
             logits.clamp_(min=torch.finfo(logits.dtype).min)
         torch.sum(logits.mul_(weights), -1, out=sums.moment[sums.tiles])
@@ -252,7 +254,7 @@ def _add_values(group: HeadGroup, sums: TileSums, tile: Tile, weights: torch.Ten
     assert sums.output is not None
     if sums.tiles:
         shrink = sums.reference[sums.tiles - 1] - sums.reference[sums.tiles]
-        sums.output *= shrink.exp_()[..., None]
+        sums.output *= exponential(shrink)[..., None]
     sums.output.baddbmm_(weights, group.values[:, tile.start : tile.stop])
 
 
