@@ -15,20 +15,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attncli.attention.documents import (
+    SeeingRows,
+    connected_labels,
+    hull_labels,
+    numbered_variants,
+)
 from attncli.attention.patterns import Pattern
-from attncli.attention.structure import Ordered, Profile, Structure, coverage
+from attncli.attention.structure import Ordered, Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
+    from attncli.attention.documents import Labels
     from attncli.attention.mask_view import View
 
 # Up to this many cells every query offset is tried for documents, beyond it the likely ones.
 _ALL_OFFSETS_CELLS = 4096
 _MOST_PREFIX_OFFSETS = 6
-_FULL_ROWS = 256
 _MOST_DOCUMENT_OFFSETS = 12
 
 
@@ -65,9 +71,9 @@ def fit(view: View) -> Fit:
 def _cheapest(plain: Pattern, view: View, best: Best) -> Pattern | None:
     if view.profile.is_structured:
         best.take(_without_documents(plain, view.profile))
-    best.take(_with_documents(plain, view, _hull_labels(view.profile)))
+    best.take(_with_documents(plain, view, hull_labels(view.profile)))
     if best.pattern is None:
-        labels = _connected_labels(view)
+        labels = connected_labels(view)
         if labels is not None:
             best.take(_with_documents(plain, view, labels))
     return best.pattern
@@ -157,21 +163,7 @@ class _Edges:
         return [*([None] if self.below is None else []), *dict.fromkeys(fitting)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """The queries that see a key: their indices, first and last keys, each int64 (queries,)."""
-
-    index: NDArray[np.int64]
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, profile: Profile) -> _Rows:
-        index = np.flatnonzero(profile.counts)
-        return cls(index, profile.first[index], profile.last[index])
-
-
-def _edges(rows: _Rows, used: NDArray[np.int64], ids: NDArray[np.int64] | None) -> _Edges:
+def _edges(rows: SeeingRows, used: NDArray[np.int64], ids: NDArray[np.int64] | None) -> _Edges:
     keys = np.flatnonzero(used)
     if ids is not None:
         keys = keys[np.argsort(ids[keys], kind="stable")]
@@ -195,7 +187,7 @@ def _edges(rows: _Rows, used: NDArray[np.int64], ids: NDArray[np.int64] | None) 
 
 def _without_documents(plain: Pattern, profile: Profile) -> list[Pattern]:
     """Bands, prefixes and plain padding, the cheapest first."""
-    rows = _Rows.of(profile)
+    rows = SeeingRows.of(profile)
     edges = _edges(rows, profile.used, None)
     lows = edges.lowest_candidates(plain.corners)
     uppers = [replace(plain, highest=high) for high in edges.highest_candidates(plain.corners)]
@@ -205,7 +197,7 @@ def _without_documents(plain: Pattern, profile: Profile) -> list[Pattern]:
     return sorted(found, key=lambda pattern: pattern.cost)
 
 
-def _prefix_offsets(plain: Pattern, rows: _Rows) -> list[int]:
+def _prefix_offsets(plain: Pattern, rows: SeeingRows) -> list[int]:
     """Upper bounds that the rows reaching beyond some key have, the most frequent ones."""
     order = np.argsort(rows.last, kind="stable")
     diagonals = (rows.last - rows.index)[order]
@@ -215,7 +207,7 @@ def _prefix_offsets(plain: Pattern, rows: _Rows) -> list[int]:
     return list(dict.fromkeys([*plain.corners, *(each for each, _ in frequent)]))
 
 
-def _prefixes(causal: Pattern, rows: _Rows, edges: _Edges) -> Iterator[Pattern]:
+def _prefixes(causal: Pattern, rows: SeeingRows, edges: _Edges) -> Iterator[Pattern]:
     """Prefixes beside an upper bound, with and without a limit on how far ahead they reach."""
     assert causal.highest is not None
     beyond = rows.last[rows.last > rows.index + causal.highest]
@@ -225,9 +217,9 @@ def _prefixes(causal: Pattern, rows: _Rows, edges: _Edges) -> Iterator[Pattern]:
         yield replace(wide, ahead=edges.highest)
 
 
-def _with_documents(plain: Pattern, view: View, labels: _Labels) -> Iterator[Pattern]:
+def _with_documents(plain: Pattern, view: View, labels: Labels) -> Iterator[Pattern]:
     """Packed documents with and without bands and prefixes inside them."""
-    rows = _Rows.of(view.profile)
+    rows = SeeingRows.of(view.profile)
     for offset in _document_offsets(plain, view, rows):
         ids = labels(rows, offset)
         if ids is None or ((ids == ids[0]).all() and len(rows.index) == view.rows):
@@ -235,11 +227,11 @@ def _with_documents(plain: Pattern, view: View, labels: _Labels) -> Iterator[Pat
         edges = _edges(rows, view.profile.used, ids)
         base = replace(plain, position=offset)
         found = list(_bands_in_documents(base, rows, edges))
-        for variant in _named(ids, view.profile, rows, offset):
+        for variant in numbered_variants(ids, view.profile, rows, offset):
             yield from (replace(pattern, ids=variant) for pattern in found)
 
 
-def _bands_in_documents(base: Pattern, rows: _Rows, edges: _Edges) -> Iterator[Pattern]:
+def _bands_in_documents(base: Pattern, rows: SeeingRows, edges: _Edges) -> Iterator[Pattern]:
     offset = base.position
     assert offset is not None
     lows = [low for low in edges.lowest_candidates([offset]) if low is None or low <= offset]
@@ -253,7 +245,7 @@ def _bands_in_documents(base: Pattern, rows: _Rows, edges: _Edges) -> Iterator[P
         yield from (replace(upper, lowest=low) for low in lows)
 
 
-def _document_offsets(plain: Pattern, view: View, rows: _Rows) -> list[int]:
+def _document_offsets(plain: Pattern, view: View, rows: SeeingRows) -> list[int]:
     """Query offsets at which documents are looked for, the likely ones first."""
     highest = int((rows.last - rows.index).max())
     lowest = int((rows.first - rows.index).min())
@@ -264,121 +256,3 @@ def _document_offsets(plain: Pattern, view: View, rows: _Rows) -> list[int]:
     likely = [each for each, _ in begun.most_common(_MOST_DOCUMENT_OFFSETS)]
     every = range(1 - view.rows, view.k_len) if view.cells <= _ALL_OFFSETS_CELLS else ()
     return list(dict.fromkeys([*plain.corners, highest, lowest, *likely, *every]))
-
-
-if TYPE_CHECKING:
-    # Documents of the keys, int64 (S_k,), for a query offset; None where none is possible.
-    _Labels = Callable[[_Rows, int], NDArray[np.int64] | None]
-
-
-def _hull_labels(profile: Profile) -> _Labels:
-    """Documents that are runs of keys: as short as the rows, with their own positions, allow."""
-    k_len = len(profile.used)
-
-    def labels(rows: _Rows, offset: int) -> NDArray[np.int64] | None:
-        position = rows.index + offset
-        if position[0] < 0 or position[-1] >= k_len:
-            return None
-        low, high = np.minimum(rows.first, position), np.maximum(rows.last, position)
-        crossed = coverage(low, high, k_len)  # by how many rows, between each key and the next
-        return np.concatenate([[0], np.cumsum(crossed[:-1] == 0)])
-
-    return labels
-
-
-def _connected_labels(view: View) -> _Labels | None:
-    """Documents of any shape: keys that some query sees together; None where all are connected."""
-    key_labels = _connected_by_structure(view.known) if view.known else _connected_by_cells(view)
-    if key_labels is None:
-        return None
-
-    def labels(rows: _Rows, offset: int) -> NDArray[np.int64] | None:
-        position = rows.index + offset
-        if position[0] < 0 or position[-1] >= view.k_len:
-            return None
-        pairs = np.stack([key_labels[position], key_labels[rows.first]])
-        pairs = np.unique(pairs[:, pairs[0] != pairs[1]], axis=1)
-        root = np.arange(view.k_len)
-        for one, other in pairs.T.tolist():
-            _join(root, one, other)
-        while (root != root[root]).any():
-            root = root[root]
-        found: NDArray[np.int64] = root[key_labels]
-        return found
-
-    return labels
-
-
-def _connected_by_structure(structure: Structure) -> NDArray[np.int64]:
-    ordered = Ordered(structure)
-    some = ordered.high > ordered.low
-    crossed = coverage(ordered.low[some], ordered.high[some] - 1, len(ordered.keys))
-    labels = np.arange(structure.k_len)
-    if len(ordered.keys):
-        run = np.concatenate([[0], np.cumsum(crossed[:-1] == 0)])
-        starts = np.flatnonzero(np.diff(run, prepend=-1))
-        labels[ordered.keys] = ordered.keys[starts][run]
-    return labels
-
-
-def _connected_by_cells(view: View) -> NDArray[np.int64] | None:
-    labels = np.arange(view.k_len)
-    apart = int((view.profile.used > 0).sum())
-    for row in _rows_fullest_first(view):
-        seen = labels[row]
-        if len(seen) and (seen != seen[0]).any():
-            joined = np.zeros(view.k_len, np.bool_)
-            joined[seen] = True
-            labels = np.where(joined[labels], joined.argmax(), labels)
-            apart -= int(joined.sum()) - 1
-            if apart == 1:
-                return None
-    return labels
-
-
-def _rows_fullest_first(view: View) -> Iterator[NDArray[np.bool_]]:
-    """Every row, bool (S_k,), after some that connect much at once: most masks end with those."""
-    counts = view.profile.counts
-    peaks = np.flatnonzero(counts > np.append(counts[1:], 0))
-    for row in peaks[np.argsort(-counts[peaks], kind="stable")][:_FULL_ROWS].tolist():
-        yield view.visible(slice(row, row + 1))[0]
-    for _, block in view.blocks():
-        yield from block
-
-
-def _root(root: NDArray[np.int64], each: int) -> int:
-    while root[each] != each:
-        root[each] = root[root[each]]
-        each = int(root[each])
-    return each
-
-
-def _join(root: NDArray[np.int64], one: int, other: int) -> None:
-    one, other = _root(root, one), _root(root, other)
-    root[max(one, other)] = min(one, other)
-
-
-def _named(
-    ids: NDArray[np.int64], profile: Profile, rows: _Rows, offset: int
-) -> Iterator[NDArray[np.int64]]:
-    """The documents numbered from 0, with the keys that show no document put into one in turn.
-
-    Such keys, which no query sees and at which no seeing query stands, go with the key before
-    them, or with each other, or stay alone: the words are fewest in this order.
-    """
-    free = profile.used == 0
-    free[rows.index + offset] = False
-    place = np.arange(len(ids))
-    if free.any() and not free.all():
-        shown = np.where(free, -1, place)
-        before = np.maximum.accumulate(shown)
-        yield _numbered(ids[np.where(before < 0, int(shown.argmax()), before)])
-        starts = free & ~np.concatenate([[False], free[:-1]])
-        run = np.maximum.accumulate(np.where(starts, place, -1))
-        yield _numbered(np.where(free, len(ids) + run, ids))
-    yield _numbered(ids)
-
-
-def _numbered(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[inverse].astype(np.int64)
