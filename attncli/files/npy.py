@@ -85,6 +85,15 @@ def parse_header(head: bytes, where: str) -> NpyHeader:
     if version not in _VERSIONS:
         problem = f"expected .npy version 1, 2 or 3, got {version[0]}.{version[1]}"
         raise DataError(where, problem)
+    shape, fortran, dtype = _fields(stream, version, where)
+    nbytes = None if dtype.hasobject else byte_size(where, shape, dtype.itemsize)
+    return NpyHeader(shape, dtype, "F" if fortran else "C", stream.tell(), nbytes)
+
+
+def _fields(
+    stream: io.BytesIO, version: tuple[int, int], where: str
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, Fortran order and element type."""
     try:
         with warnings.catch_warnings():
             # Of the parser and of NumPy, about text that is not ours.
@@ -92,12 +101,11 @@ def parse_header(head: bytes, where: str) -> NpyHeader:
             shape, fortran, dtype = _VERSIONS[version](stream)
     # The parser of Python and what NumPy does with its result raise nearly anything.
     except Exception as error:
-        raise DataError(where, _fault(error, len(head))) from error
+        raise DataError(where, _fault(error, len(stream.getvalue()))) from error
     if any(length < 0 for length in shape):
         raise DataError(where, _BAD)
-    nbytes = None if dtype.hasobject else byte_size(where, shape, dtype.itemsize)
-    order: Literal["C", "F"] = "F" if fortran else "C"
-    return NpyHeader(tuple(map(int, shape)), dtype, order, stream.tell(), nbytes)
+    # NumPy takes True for a length.
+    return tuple(map(int, shape)), fortran, dtype
 
 
 def _fault(error: Exception, length: int) -> str:

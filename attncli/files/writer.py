@@ -49,10 +49,11 @@ def write_text(target: str, chunks: Iterable[str]) -> None:
 class TensorSaver:
     """A file or folder of tensors, written block by block in any order.
 
-    The target's name says the format: `.npz` (uncompressed), `.safetensors`, `.npy` for one
-    tensor alone; a name without suffix, or one that is a folder or ends in "/", becomes a
-    folder of `.npy` files, where other files stay as they are. Everything appears on leaving
-    the context; after an exception nothing does. Cells never written are zero.
+    The target's name says the format: `.npz` (uncompressed; its largest tensor is on the disk
+    twice for a moment), `.safetensors`, `.npy` for one tensor alone; a name without suffix, or
+    one that is a folder or ends in "/", becomes a folder of `.npy` files, where other files
+    stay as they are. Everything appears on leaving the context; after an exception nothing
+    does. Cells never written are zero.
 
     Args:
         target: the place as the user named it.
