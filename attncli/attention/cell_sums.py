@@ -29,7 +29,7 @@ ROW_BLOCK = 256
 _DIRECT_KEYS = 4 * ROW_BLOCK
 _STREAM_ROWS = 1024
 # Long inputs are cut into so many chunks of rows, which repeat the sum up to their first interval.
-_CHUNKS = 4
+_CHUNKS = 2
 _CHUNK_ROWS = 2048
 
 
