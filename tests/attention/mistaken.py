@@ -420,11 +420,12 @@ def _draw(random: np.random.Generator, has: set[str]) -> Draw:
     q_len = int(random.integers(6, 18))
     k_len = q_len + (int(random.integers(2, 7)) if "cross" in has else 0)
     dk, dv = int(random.choice([8, 12, 16, 24])), int(random.choice([5, 10, 18, 32]))
+    width = np.float32
     if "plain" in has:
-        dk = 64
+        dk, width = 64, np.float16
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.from_numpy(random.standard_normal(shape).astype(np.float32))
+        return torch.from_numpy(random.standard_normal(shape).astype(width).astype(np.float32))
 
     draw = Draw(
         q=normal(batch, kv_heads * group, q_len, dk),

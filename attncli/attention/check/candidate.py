@@ -72,9 +72,7 @@ def read_candidate(
             values = _as_axes(actual, axes, problem, target)
             return Candidate(target, values, values_dtype(actual), reading)
     expected = shapes_of(target, problem, layout)[0][0]
-    raise DataError(
-        f"--actual-{target}", f"expected shape {expected}, got {tuple(actual.shape)}"
-    )
+    raise DataError(f"--actual-{target}", f"expected shape {expected}, got {tuple(actual.shape)}")
 
 
 def shapes_of(
@@ -165,9 +163,7 @@ def _shortened(axes: str, length: dict[str, int]) -> list[str]:
     return found
 
 
-def _as_axes(
-    actual: torch.Tensor, axes: str, problem: Problem, target: Target
-) -> torch.Tensor:
+def _as_axes(actual: torch.Tensor, axes: str, problem: Problem, target: Target) -> torch.Tensor:
     """View a tensor with the given axes as (B, H, S_q, w)."""
     heads = problem.sizes.heads
     if target is Target.LOGSUMEXP and actual.ndim < len(axes):

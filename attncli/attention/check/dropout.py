@@ -133,9 +133,7 @@ def _solve(
     return output @ torch.linalg.pinv(v), Tolerance(1e-12, off / smallest)
 
 
-def _factor(
-    variant: Variant, source: Candidate, samples: Sequence[RowSample]
-) -> float | None:
+def _factor(variant: Variant, source: Candidate, samples: Sequence[RowSample]) -> float | None:
     """1/(1 − p), the median ratio of kept weights; None where too few are kept."""
     ratios = []
     for _, expected, actual, tolerance in _weights(variant, source, samples):

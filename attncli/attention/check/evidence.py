@@ -144,9 +144,7 @@ def gather(
     )
 
 
-def judge(
-    variant: Variant, evidence: Evidence, rows: Iterable[RowSample] | None = None
-) -> Verdict:
+def judge(variant: Variant, evidence: Evidence, rows: Iterable[RowSample] | None = None) -> Verdict:
     """Compare the candidates with a variant, and the variant with what is right.
 
     Args:

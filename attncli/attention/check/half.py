@@ -1,4 +1,4 @@
-"""Scores kept or summed in float16: errors that look like it, and scores beyond 65,504.
+"""Scores kept in half precision or summed in it: errors that look like it.
 
 The order of the sum is not known, so no emulation can give the very errors of a candidate. Two
 things can be asked of them: whether they *are* those of an emulation (scores rounded to float16
@@ -22,164 +22,204 @@ from attncli.attention.check.variant import Part, SoftmaxOver, Variant, evaluate
 from attncli.attention.steps import softmax, weighted_sum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from attncli.attention.check.evidence import Evidence
-
-HALF = torch.float16
 
 
 class Keeping(StrEnum):
-    """What is held in float16."""
+    """What is held in half precision."""
 
+    INPUTS = "queries and keys"
     SCORES = "scores, rounded when stored"
     SCALED = "queries scaled first, scores rounded when stored"
     SUMS = "every partial sum of a score"
 
 
+_KEPT = {
+    torch.float16: (Keeping.SCORES, Keeping.SCALED, Keeping.SUMS),
+    torch.bfloat16: (Keeping.INPUTS, Keeping.SCORES, Keeping.SCALED),
+}
 # An emulation that gives the candidate's very errors explains most of their square.
 _SAME = 0.5
 # Errors of the predicted size: within this factor, over all rows.
-_SIZE = 3.0
+_SIZE = 2.0
 # And no error beyond so many predicted standard deviations of its row.
 _SIGMAS = 12.0
-_ENOUGH_ROWS = 8
+# Mean error of all cells in units of its size, times the root of the rows.
+_BIAS = 4.0
+_ENOUGH_ROWS = 12
 _ENOUGH_CELLS = 64
+# Sums in so many orders, to know the size of their errors row by row.
+_ORDERS = 4
+_SEED = 20_250_102
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Errors of one block, float64: of the candidate and of an emulation, (rows, w)."""
+    """Errors of one candidate, float64 (rows, w), and those of emulations, each the same."""
 
     actual: torch.Tensor
-    emulated: torch.Tensor
+    emulated: tuple[torch.Tensor, ...]
 
 
-def judge_half(variant: Variant, evidence: Evidence) -> Verdict | None:
-    """Whether the candidates' errors are those of float16 scores; None where it makes no sense.
+def judge_half(variant: Variant, evidence: Evidence, dtype: torch.dtype) -> Verdict | None:
+    """Whether the candidates' errors are those of scores in a half dtype.
 
     Args:
         variant: what is right.
         evidence: the candidates, all of whose errors have to look like it.
+        dtype: float16, or bfloat16, whose sums nobody keeps and whose inputs are rounded often.
+
+    Returns:
+        None where the question makes no sense.
     """
     sizes = variant.problem.sizes
     if variant.softmax is not SoftmaxOver.KEYS or not sizes.k_len or not evidence.candidates:
         return None
-    largest, matches = 0.0, False
-    for keeping in Keeping:
-        blocks = _blocks(variant, evidence, keeping)
-        largest = max(largest, *(float(b.actual.abs().amax()) for b in blocks if b.actual.numel()), 0.0)
-        matches = matches or all(_alike(block, keeping) for block in blocks) and bool(blocks)
-        if matches:
-            break
-    cells = sum(block.actual.numel() for block in blocks)
+    half = dtype == torch.float16
+    by_size = half and all(_holds_half(t) for t in (variant.problem.q, variant.problem.k))
+    largest, cells, matches = 0.0, 0, False
+    for keeping in _KEPT[dtype]:
+        found = _errors(variant, evidence, keeping, dtype)
+        cells = sum(rows.actual.numel() for rows in found)
+        largest = max(
+            (float(r.actual.abs().amax()) for r in found if r.actual.numel()), default=0.0
+        )
+        sums = by_size and keeping is Keeping.SUMS
+        matches = matches or all(_is_one_of(r) or (sums and _of_that_size(r)) for r in found)
     return Verdict(largest, 0 if matches else cells, (0.0,), differs=True, cells=cells)
 
 
-def _alike(rows: _Rows, keeping: Keeping) -> bool:
-    """Whether the candidate's errors are an emulation's, or have their size in every row."""
-    both = torch.isfinite(rows.actual) & torch.isfinite(rows.emulated)
-    one = torch.isfinite(rows.actual) != torch.isfinite(rows.emulated)
-    if bool(one.any()) or int(both.sum()) < _ENOUGH_CELLS:
+def _holds_half(tensor: torch.Tensor) -> bool:
+    """Whether float16 holds every value: other inputs were rounded first, and that shows more."""
+    parts = torch.split(tensor.flatten(0, -2), 1 << 16)
+    return all(
+        torch.equal(part.nan_to_num(), _rounded(part, torch.float16).nan_to_num()) for part in parts
+    )
+
+
+def _is_one_of(rows: _Rows) -> bool:
+    """Whether the candidate's errors are those of an emulation, NaN and inf at the same cells."""
+    for emulated in rows.emulated:
+        both = torch.isfinite(rows.actual) & torch.isfinite(emulated)
+        if int(both.sum()) < _ENOUGH_CELLS or not _broken_alike(rows.actual, emulated):
+            continue
+        actual, ours = torch.where(both, rows.actual, 0.0), torch.where(both, emulated, 0.0)
+        left, total = float((actual - ours).square().sum()), float(actual.square().sum())
+        if left <= (1 - _SAME) * total:
+            return True
+    return False
+
+
+def _broken_alike(actual: torch.Tensor, emulated: torch.Tensor) -> bool:
+    return torch.equal(torch.isfinite(actual), torch.isfinite(emulated))
+
+
+def _of_that_size(rows: _Rows) -> bool:
+    """Whether errors are as large as predicted in total, nowhere much larger, and without bias."""
+    actual = rows.actual
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in (actual, *rows.emulated)):
         return False
-    a, e = torch.where(both, rows.actual, 0.0), torch.where(both, rows.emulated, 0.0)
-    left = float(((a - e) ** 2).sum())
-    total = float((a**2).sum())
-    if total > 0 and left <= (1 - _SAME) * total and float((a * e).sum()) > 0:
-        return True
-    return keeping is Keeping.SUMS and _of_that_size(a, e)
-
-
-def _of_that_size(actual: torch.Tensor, emulated: torch.Tensor) -> bool:
-    """Whether errors are as large as predicted in total and in each row, and go with the rows."""
-    ours = emulated.square().mean(1).sqrt()  # (rows,)
-    theirs = actual.square().mean(1).sqrt()
-    live = ours > 0
-    if int(live.sum()) < _ENOUGH_ROWS or float(theirs[~live].sum()) > 0:
+    predicted = torch.stack([e.square().mean(1) for e in rows.emulated]).mean(0).sqrt()  # (rows,)
+    live = predicted > 0
+    if int(live.sum()) < _ENOUGH_ROWS or float(actual[~live].abs().sum()) > 0:
         return False
-    ratio = math.sqrt(float(theirs.square().sum()) / float(ours.square().sum()))
-    if not 1 / _SIZE <= ratio <= _SIZE:
-        return False
-    smooth = (ours.square() + ours.square().mean()).sqrt()
-    beyond = float((actual.abs().amax(1) / smooth).max())
-    mean = float(actual.mean()) / max(1e-300, float(actual.square().mean().sqrt()))
-    unbiased = abs(mean) <= 6 / math.sqrt(len(ours))
-    return beyond <= _SIGMAS and unbiased and _correlation(ours[live], theirs[live]) > 0.3
+    size = math.sqrt(float(actual.square().mean()) / float(predicted.square().mean()))
+    beyond = float(
+        (actual.abs().amax(1) / (predicted.square() + predicted.square().mean()).sqrt()).max()
+    )
+    mean = float(actual.mean()) / float(actual.square().mean().sqrt().clamp_min(1e-300))
+    unbiased = abs(mean) * math.sqrt(len(actual)) <= _BIAS
+    return 1 / _SIZE <= size <= _SIZE and beyond <= _SIGMAS and unbiased
 
 
-def _correlation(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Correlation of the logarithms."""
-    x, y = (t.clamp_min(1e-300).log() for t in (a, b))
-    x, y = x - x.mean(), y - y.mean()
-    norm = math.sqrt(float((x * x).sum()) * float((y * y).sum()))
-    return float((x * y).sum()) / norm if norm > 0 else 0.0
-
-
-def _blocks(variant: Variant, evidence: Evidence, keeping: Keeping) -> list[_Rows]:
-    """Errors of every candidate on the glance, and those of an emulation."""
-    per_candidate: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in evidence.candidates]
+def _errors(
+    variant: Variant, evidence: Evidence, keeping: Keeping, dtype: torch.dtype
+) -> list[_Rows]:
+    """Errors of every candidate on the glance, and those of emulations."""
+    gathered: list[list[list[torch.Tensor]]] = [[] for _ in evidence.candidates]
     for one in evidence.glance:
         for part in parts_of(variant, one.rows, one.batches):
             right = evaluate(variant, part, with_output=evidence.with_output)
-            emulated = _emulate(variant, part, keeping)
-            for found, candidate in zip(per_candidate, evidence.candidates, strict=True):
+            emulations = _emulate(variant, part, keeping, dtype)
+            for found, candidate in zip(gathered, evidence.candidates, strict=True):
                 values = candidate.values
                 if candidate.target is Target.OUTPUT:
                     values = mend(values, variant.misread)
                 cells = of_target(right, candidate.target).to(torch.float64)
                 actual = values[part.batch, part.head][:, :, part.rows.cpu()].to(cells)
+                # Weights err in proportion to their size.
+                unit = cells if candidate.target is Target.WEIGHTS else torch.ones_like(cells)
+                unit = torch.where(unit == 0, 1.0, unit)
                 keep = ~right.empty[..., 0]
-                found.append(
-                    ((actual - cells)[keep], (emulated[candidate.target] - cells)[keep])
-                )
-    joined = [[torch.cat(side) for side in zip(*found, strict=True)] for found in per_candidate]
-    return [_Rows(actual, emulated) for actual, emulated in joined]
+                tensors = [actual, *(emulated[candidate.target] for emulated in emulations)]
+                found.append([((tensor - cells) / unit)[keep] for tensor in tensors])
+    joined = [[torch.cat(side) for side in zip(*found, strict=True)] for found in gathered]
+    return [_Rows(errors[0], tuple(errors[1:])) for errors in joined]
 
 
-def _emulate(variant: Variant, part: Part, keeping: Keeping) -> dict[Target, torch.Tensor]:
-    """What a program that keeps scores in float16 gives for a part, in float64."""
+def _emulate(
+    variant: Variant, part: Part, keeping: Keeping, dtype: torch.dtype
+) -> list[dict[Target, torch.Tensor]]:
+    """What programs that keep something in half precision give for a part, in float64."""
     problem = variant.problem
     heads = range(*part.head.indices(problem.sizes.heads))
     shared = [problem.kv_head(head) for head in heads]
-    q = problem.q[part.batch, part.head][:, :, part.rows].to(HALF).to(torch.float32)
-    k = problem.k[part.batch][:, shared].to(HALF).to(torch.float32)
+    q = _rounded(problem.q[part.batch, part.head][:, :, part.rows].to(torch.float32), dtype)
+    k = _rounded(problem.k[part.batch][:, shared].to(torch.float32), dtype)
     factor = problem.scale / problem.temperature
-    if keeping is Keeping.SCALED:
-        scaled = _rounded(_rounded(q * factor) @ k.transpose(-1, -2))
+    turned = k.transpose(-1, -2)  # (b, h, d_k, S_k)
+    if keeping is Keeping.INPUTS:
+        scaled = [q @ turned * factor]
+    elif keeping is Keeping.SCALED:
+        scaled = [_rounded(_rounded(q * factor, dtype) @ turned, dtype)]
     elif keeping is Keeping.SCORES:
-        scaled = _rounded(_rounded(q @ k.transpose(-1, -2)) * factor)
+        scaled = [_rounded(_rounded(q @ turned, dtype) * factor, dtype)]
     else:
-        scaled = _rounded(_half_sums(q, k) * factor)
-    masked = _masked(variant, part, scaled.to(torch.float64), _rounded)
-    visible = problem.mask.visible(part.batch, part.head, part.rows, slice(None))
-    sink = None if problem.sinks is None else problem.sinks[part.head][None, :, None]
-    soft = softmax(masked, visible.expand(masked.shape), sink)
-    found = {Target.WEIGHTS: soft.weights, Target.LOGSUMEXP: soft.logsumexp[..., None]}
-    if problem.v is not None:
-        v = problem.v[part.batch][:, shared].to(torch.float64)
-        found[Target.OUTPUT] = weighted_sum(soft.weights, v, visible.expand(masked.shape))
-    return found
+        sums = [_half_sums(q, k, order, dtype) for order in _orders(q.shape[-1])]
+        scaled = [_rounded(one * factor, dtype) for one in sums]
+    return [_finish(variant, part, one.to(torch.float64), shared) for one in scaled]
 
 
-def _half_sums(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Q Kᵀ with every product added in float16, (b, h, R, S_k) float32."""
+def _orders(width: int) -> list[list[int]]:
+    """Orders to sum in: from first to last, and by chance."""
+    random = torch.Generator().manual_seed(_SEED)
+    shuffled = [torch.randperm(width, generator=random).tolist() for _ in range(_ORDERS - 1)]
+    return [list(range(width)), *shuffled]
+
+
+def _half_sums(
+    q: torch.Tensor, k: torch.Tensor, order: list[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Q Kᵀ with every product added in half precision, (b, h, R, S_k) float32."""
     total = q.new_zeros(*q.shape[:-1], k.shape[-2])
-    for column in range(q.shape[-1]):
+    for column in order:
         product = q[..., :, None, column] * k[..., None, :, column]
-        total = _rounded(total + product)
+        total = _rounded(total + product, dtype)
     return total
 
 
-def _masked(
-    variant: Variant,
-    part: Part,
-    scaled: torch.Tensor,
-    rounded: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
+def _finish(
+    variant: Variant, part: Part, scaled: torch.Tensor, shared: list[int]
+) -> dict[Target, torch.Tensor]:
+    """Every target from scaled scores (b, h, R, S_k) float64."""
+    problem = variant.problem
+    masked = _masked(variant, part, scaled)
+    visible = problem.mask.visible(part.batch, part.head, part.rows, slice(None))
+    visible = visible.expand(masked.shape)
+    sink = None if problem.sinks is None else problem.sinks[part.head][None, :, None]
+    soft = softmax(masked, visible, sink)
+    found = {Target.WEIGHTS: soft.weights, Target.LOGSUMEXP: soft.logsumexp[..., None]}
+    if problem.v is not None:
+        v = problem.v[part.batch][:, shared].to(torch.float64)
+        found[Target.OUTPUT] = weighted_sum(soft.weights, v, visible)
+    return found
+
+
+def _masked(variant: Variant, part: Part, scaled: torch.Tensor) -> torch.Tensor:
     """Soft cap, bias and mask on scaled scores."""
     problem = variant.problem
     cap = problem.softcap
-    capped = scaled if cap is None else rounded(cap * torch.tanh(scaled / cap))
+    capped = scaled if cap is None else cap * torch.tanh(scaled / cap)
     bias = problem.mask.bias(part.batch, part.head, part.rows, slice(None))
     if bias is not None:
         capped = capped + bias
@@ -187,6 +227,6 @@ def _masked(
     return torch.where(visible, capped, -torch.inf)
 
 
-def _rounded(tensor: torch.Tensor) -> torch.Tensor:
-    """Rounded to float16, held in its own dtype; beyond 65,504 it is infinite."""
-    return tensor.to(HALF).to(tensor.dtype)
+def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rounded to another dtype, held in its own; float16 is infinite beyond 65,504."""
+    return tensor.to(dtype).to(tensor.dtype)

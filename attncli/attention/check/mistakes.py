@@ -265,6 +265,8 @@ def _layout_of(misread: Callable[[Variant], Iterable[Variant]]) -> Alternatives:
     return lambda variant: map(Alternative, misread(variant))
 
 
+_UNNORMALISED = (SoftmaxOver.ALL_KEYS, SoftmaxOver.ADDED_KEYS, SoftmaxOver.NOTHING)
+
 MISTAKES = (
     Mistake("scale:none", _scale(lambda p: 1.0)),
     Mistake("scale:dv", _scale(lambda p: 1 / math.sqrt(p.dv) if p.dv else None)),
@@ -295,7 +297,7 @@ MISTAKES = (
     Mistake("layout:output", _layout_of(misread_output)),
     Mistake("layout:packed", _layout_of(misread_packing)),
     Mistake("softmax:axis", _softmax(SoftmaxOver.QUERIES, SoftmaxOver.HEADS)),
-    Mistake("softmax:unnormalised", _softmax(SoftmaxOver.ALL_KEYS, SoftmaxOver.NOTHING)),
+    Mistake("softmax:unnormalised", _softmax(*_UNNORMALISED)),
     Mistake("sinks:missing", _no_sinks),
     Mistake("sinks:renormalised", _no_sinks),
     Mistake("qk:exchanged", _exchanged),

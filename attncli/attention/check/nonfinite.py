@@ -47,7 +47,9 @@ def _of_rows(rows: torch.Tensor, candidate: Candidate, variant: Variant) -> list
         q, k = problem.q[batch, head, row], problem.k[batch, shared]
         scores = k.to(torch.float64) @ q.to(torch.float64)  # (S_k,)
         values = [] if problem.v is None else [problem.v[batch, shared]]
-        if not all(bool(torch.isfinite(tensor.to(torch.float64)).all()) for tensor in (q, k, *values)):
+        if not all(
+            bool(torch.isfinite(tensor.to(torch.float64)).all()) for tensor in (q, k, *values)
+        ):
             inputs_broken += 1
         largest = max(largest, float(scores.nan_to_num(0.0, 0.0, 0.0).abs().max()))
     half = torch.float16 in (candidate.dtype, problem.q.dtype)

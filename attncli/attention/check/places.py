@@ -112,7 +112,11 @@ def places_of(tally: Tally, problem: Problem, real: torch.Tensor) -> Places:
 
 
 def _findings(
-    tally: Tally, problem: Problem, real: torch.Tensor, columns: tuple[int, ...], trend: float | None
+    tally: Tally,
+    problem: Problem,
+    real: torch.Tensor,
+    columns: tuple[int, ...],
+    trend: float | None,
 ) -> list[str]:
     off = tally.wrong > 0
     found = [

@@ -31,6 +31,7 @@ class SoftmaxOver(StrEnum):
 
     KEYS = "visible keys"
     ALL_KEYS = "all keys, the mask coming after it"
+    ADDED_KEYS = "keys that an additive mask leaves, every other rule coming after it"
     QUERIES = "queries"
     HEADS = "heads"
     NOTHING = "nothing: exponentials as they are"
@@ -204,6 +205,8 @@ def _logits(
     if variant.softmax is SoftmaxOver.ALL_KEYS:
         visible = torch.ones_like(visible)
         bias = None if bias is None else torch.where(torch.isinf(bias), 0.0, bias)
+    elif variant.softmax is SoftmaxOver.ADDED_KEYS:
+        visible = torch.ones_like(visible) if bias is None else bias != -math.inf
     q = problem.cast(problem.q[part.batch, part.head][:, :, part.rows])  # (b, h, R, d_k)
     found = steps.logits(
         q,
@@ -232,7 +235,7 @@ def _softmax(
     if variant.softmax is SoftmaxOver.KEYS:
         return soft
     weights = soft.weights
-    if variant.softmax is SoftmaxOver.ALL_KEYS:
+    if variant.softmax in (SoftmaxOver.ALL_KEYS, SoftmaxOver.ADDED_KEYS):
         weights = torch.where(visible, weights, 0.0)
     elif variant.softmax is SoftmaxOver.NOTHING:
         peak = found.masked.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
