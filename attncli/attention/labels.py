@@ -92,19 +92,22 @@ def choose_label(
     """The label of a head and its score.
 
     Of the labels of one place the one that fits best is taken, then the first of the others that
-    reaches its threshold. A head that none fits is mixed, the more so the worse the best fits. A
-    head in which no query has a choice has no label.
+    reaches its threshold. A head that none fits is mixed, and its score is how far, as a share of
+    the threshold, the nearest label is away. A head in which no query has a choice has no label.
     """
     thresholds = thresholds or Thresholds()
-    known = {field.name: getattr(scores, field.name) for field in fields(scores)}
-    known = {name: score for name, score in known.items() if score is not None}
+    all_scores: dict[str, float | None] = {
+        field.name: getattr(scores, field.name) for field in fields(scores)
+    }
+    known = {name: score for name, score in all_scores.items() if score is not None}
     if not known:
         return None, None
     fitting = [name for name in known if known[name] >= getattr(thresholds, name)]
     places = [name for name in fitting if name in ("previous_token", "self", "sink")]
     best = max(places, key=known.__getitem__) if places else next(iter(fitting), None)
     if best is None:
-        return Label.MIXED, 1 - max(known.values())
+        nearest = max(score / getattr(thresholds, name) for name, score in known.items())
+        return Label.MIXED, 1 - nearest
     return Label(best.replace("_", "-")), known[best]
 
 
@@ -122,7 +125,7 @@ def _place_score(
     if not bool(counts.any()):
         return None
     means = torch.stack([weight[counts].mean(), even[counts].to(torch.float64).mean()])
-    found, chance = means.tolist()
+    found, chance = float(means[0]), float(means[1])
     if math.isnan(found):
         return None
     return max(0.0, (found - chance) / (1 - chance))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from attncli.attention import steps, stream, tiles
 from attncli.attention.options import AttentionOptions, Corner, MaskTrue
 from attncli.attention.problem import Precision, Problem, make_problem
-from attncli.attention.stream import HeadRows, Wanted, stream_rows
+from attncli.attention.stream import HeadRows, Wanted, planned_cells, stream_rows
 
 EVERYTHING = Wanted(top_key=True, output=True, per_key=True, sink_keys=2, local_window=2)
 
@@ -173,10 +174,10 @@ def problems(draw: st.DrawFn) -> tuple[Problem, AttentionOptions]:
         prefix=some(st.integers(0, 4)) if causal else None,
         key_lengths=some(st.tuples(*[st.integers(0, k_len)] * batch)),
         query_lengths=some(st.tuples(*[st.integers(0, q_len)] * batch)),
-        key_padding=rng.random((batch, k_len)) < 0.7 if draw(st.booleans()) else None,
+        key_padding=draw_padding(draw, rng, (batch, k_len)),
         attn_mask=draw_mask(draw, rng, (batch, heads, q_len, k_len)),
         mask_true=MaskTrue.KEEP,
-        segments=rng.integers(0, 3, (batch, k_len)) if draw(st.booleans()) else None,
+        segments=draw_segments(draw, rng, (batch, k_len)),
         alibi=draw(st.booleans()),
         sinks=rng.standard_normal(heads) if draw(st.booleans()) else None,
     )
@@ -191,6 +192,22 @@ def problems(draw: st.DrawFn) -> tuple[Problem, AttentionOptions]:
     )
     precision = Precision.FLOAT64 if dtype == torch.float64 else Precision.FLOAT32
     return make_problem(q, k, v, options, precision=precision), options
+
+
+def draw_segments(
+    draw: st.DrawFn, rng: np.random.Generator, shape: tuple[int, int]
+) -> np.ndarray | None:
+    kind = draw(st.sampled_from(["none", "in one piece", "scattered"]))
+    ids = rng.integers(0, 4, shape)
+    return {"none": None, "in one piece": np.sort(ids, 1), "scattered": ids}[kind]
+
+
+def draw_padding(
+    draw: st.DrawFn, rng: np.random.Generator, shape: tuple[int, int]
+) -> np.ndarray | None:
+    kind = draw(st.sampled_from(["none", "left", "scattered"]))
+    left = np.arange(shape[1]) >= rng.integers(0, shape[1] + 1, (shape[0], 1))
+    return {"none": None, "left": left, "scattered": rng.random(shape) < 0.7}[kind]
 
 
 def draw_mask(
@@ -220,3 +237,108 @@ class TestAgainstSteps:
         assert [(rows.batch, rows.head) for rows in heads] == pairs
         for rows in heads:
             assert_agrees(problem, rows, EVERYTHING, atol)
+
+
+def hard_problem(**options: object) -> Problem:
+    rng = np.random.default_rng(6)
+    q, k, v = (torch.from_numpy(rng.standard_normal((1, 2, 10, 4))) for _ in range(3))
+    return make_problem(q, k, v, AttentionOptions(**options), allow_nonfinite=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+class TestNonfinite:
+    def test_hidden_keys_give_nothing(self, value: float) -> None:
+        problem = hard_problem(key_lengths=(7,), causal=True)
+        clean = list(stream_rows(problem, EVERYTHING))
+        problem.k[..., 7:, :] = value
+        assert problem.v is not None
+        problem.v[..., 7:, 1] = value
+        for rows, same in zip(stream_rows(problem, EVERYTHING), clean, strict=True):
+            assert not bool(rows.nonfinite.any())
+            assert_agrees(problem, rows, EVERYTHING, 1e-11)
+            assert rows.output is not None
+            torch.testing.assert_close(rows.output, same.output)
+
+    def test_visible_keys_reach_their_rows_alone(self, value: float) -> None:
+        problem = hard_problem(causal=True)
+        problem.k[0, 1, 6, 2] = value
+        clean, touched = stream_rows(problem, EVERYTHING)
+        assert not bool(clean.nonfinite.any())
+        assert touched.nonfinite.tolist() == [False] * 6 + [True] * 4
+        expected = reference(problem, 0, 1)
+        outcomes = torch.special.xlogy(expected.weights, expected.weights)
+        close(touched.entropy_nats, -outcomes.sum(-1), 1e-11)
+        known = torch.where(torch.isnan(expected.masked), -torch.inf, expected.masked)
+        torch.testing.assert_close(touched.max_logit, known.amax(-1))
+        assert touched.received is not None
+        close(touched.received.mass, expected.weights.sum(0), 1e-10)
+
+    def test_values_reach_the_output_of_those_who_see_them(self, value: float) -> None:
+        problem = hard_problem(causal=True)
+        assert problem.v is not None
+        problem.v[0, 0, 3, 1] = value
+        problem.v[0, 0, 8, :2] = -value
+        for rows in stream_rows(problem, EVERYTHING):
+            assert not bool(rows.nonfinite.any())
+            assert_agrees(problem, rows, EVERYTHING, 1e-11)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_a_row_of_nan_has_no_largest_logit() -> None:
+    problem = hard_problem()
+    problem.q[0, 0, 2] = math.nan
+    rows = next(stream_rows(problem, EVERYTHING))
+    assert math.isnan(rows.max_logit[2])
+    assert rows.top_key is not None
+    assert int(rows.top_key[2]) == -1
+    assert rows.max_logit_query is not None
+    assert rows.max_logit_query != 2
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("per_key", [False, True])
+def test_progress_adds_up(per_key: bool) -> None:
+    problem, wanted = hard_problem(causal=True, left_window=3), Wanted(per_key=per_key)
+    steps: list[int] = []
+    list(stream_rows(problem, wanted, advance=steps.append))
+    assert len(steps) > 2
+    assert sum(steps) == planned_cells(problem, wanted)
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    """Equal keys and queries: whichever code path finds the key, it finds the first."""
+    rng = np.random.default_rng(7)
+    q = torch.from_numpy(np.tile(rng.standard_normal((1, 64)), (40, 1)).astype(np.float32))
+    k = torch.from_numpy(np.tile(rng.standard_normal((3, 64)), (400, 1)).astype(np.float32))
+    problem = make_problem(q, k, None, AttentionOptions(), precision=Precision.FLOAT32)
+    best = int((q[0].double() @ k[:3].double().T).argmax())
+    for wanted in (Wanted(), EVERYTHING):
+        (rows,) = stream_rows(problem, wanted)
+        assert (rows.max_logit_query, rows.max_logit_key) == (0, best)
+
+
+def test_torch_gets_its_threads_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        rng = np.random.default_rng(8)
+        q = torch.from_numpy(rng.standard_normal((1, 2, 1100, 4)))
+        problem = make_problem(q, q, q, AttentionOptions(causal=True))
+        first = [rows.entropy_nats for rows in stream_rows(problem, EVERYTHING)]
+        assert torch.get_num_threads() == 3
+        heads = stream_rows(problem, EVERYTHING)
+        next(heads)
+        assert torch.get_num_threads() == 3
+        heads.close()
+        torch.set_num_threads(1)
+        alone = [rows.entropy_nats for rows in stream_rows(problem, EVERYTHING)]
+        assert all(torch.equal(a, b) for a, b in zip(first, alone, strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_works_where_gradients_are_tracked() -> None:
+    q = torch.randn(5, 4, requires_grad=True)
+    (rows,) = stream_rows(make_problem(q, q, q, AttentionOptions()), EVERYTHING)
+    assert not rows.entropy_nats.requires_grad
