@@ -127,8 +127,9 @@ def _find(
 
 def _single(evidence: Evidence) -> list[Mistake]:
     """The table, and the mistakes that are read off the candidate."""
+    only_logsumexp = all(one.target is Target.LOGSUMEXP for one in evidence.candidates)
     return [
-        *MISTAKES,
+        *(one for one in MISTAKES if one.family != "softmax" or not only_logsumexp),
         Mistake("scale:fitted", lambda variant: fitted_scale(variant, evidence)),
         Mistake("heads:value-head", lambda variant: other_value_heads(variant, evidence)),
     ]

@@ -97,8 +97,8 @@ class Evidence:
 
     def right(self, part: Part) -> Expected:
         """What is right for a part of the sample, computed once."""
-        key = (part.rows.data_ptr(), len(part.rows), part.batch.start, part.head.start)
-        key += (part.batch.stop, part.head.stop)
+        ends = (part.batch.start, part.batch.stop, part.head.start, part.head.stop)
+        key = (part.rows.data_ptr(), len(part.rows), *ends)
         if key not in self._right:
             self._right[key] = evaluate(self.base, part, with_output=self.with_output)
         return self._right[key]

@@ -91,10 +91,11 @@ def judge_half(variant: Variant, evidence: Evidence, dtype: torch.dtype) -> Verd
 
 def _holds_half(tensor: torch.Tensor) -> bool:
     """Whether float16 holds every value: other inputs were rounded first, and that shows more."""
-    parts = torch.split(tensor.flatten(0, -2), 1 << 16)
-    return all(
-        torch.equal(part.nan_to_num(), _rounded(part, torch.float16).nan_to_num()) for part in parts
-    )
+    for batch in tensor:
+        rounded = _rounded(batch, torch.float16)
+        if not torch.equal(batch.nan_to_num(), rounded.nan_to_num()):
+            return False
+    return True
 
 
 def _is_one_of(rows: _Rows) -> bool:

@@ -174,8 +174,8 @@ def _padding_on_queries(variant: Variant) -> Iterator[Alternative]:
         return
     for bare in (variant.with_options(key_lengths=None, key_padding=None), variant):
         mask = bare.problem.mask
-        first, stop, rows = torch.broadcast_tensors(mask.first, mask.stop, real)
-        changed = replace(mask, first=first, stop=torch.where(rows, stop, first))
+        stop = torch.where(real, mask.stop, mask.first)  # (B | 1, S_q)
+        changed = replace(mask, first=mask.first.expand(stop.shape), stop=stop)
         yield Alternative(bare.with_problem(mask=changed))
 
 

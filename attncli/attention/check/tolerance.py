@@ -149,11 +149,11 @@ def _largest_bias(problem: Problem) -> float:
     found = 0.0
     mask = problem.mask
     if mask.added is not None:
-        added = torch.as_tensor(mask.added)
-        for part in added.flatten(0, -2).split(max(1, (1 << 22) // max(1, added.shape[-1]))):
-            sizes = part.to(torch.float64)
-            kept = torch.where(sizes > _MINUS_A_LOT, sizes.abs(), 0.0)
-            found = max(found, float(kept.max()) if kept.numel() else 0.0)
+        for batch in torch.as_tensor(mask.added):
+            for head in batch:
+                sizes = head.to(torch.float64)
+                kept = torch.where(sizes > _MINUS_A_LOT, sizes.abs(), 0.0)
+                found = max(found, float(kept.max()) if kept.numel() else 0.0)
     if mask.slopes is not None and len(mask.slopes):
         found += min(_FAR_BELOW, float(mask.slopes.max()) * problem.sizes.k_len)
     if problem.sinks is not None:
