@@ -13,7 +13,7 @@ from typer import Option
 from attncli.cli.command import command
 from attncli.cli.options import InputOptions, Many, ShapeOptions, WorkOptions, make_printer
 from attncli.cli.values import integers, several
-from attncli.errors import UsageError
+from attncli.errors import ResourceError, UsageError
 from attncli.report.choices import Format
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from attncli.cli.inputs import Group
     from attncli.cli.shape import Shape
     from attncli.report.printer import Printer
+
+
+# What a value that is kept takes on its way to a table or to JSON: tensors, objects and text.
+BYTES_A_VALUE = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,12 @@ class ComputeOptions:
     ] = None
     max_values: Annotated[
         int,
-        Option("--max-values", metavar="N", min=0, help="Leave out the values of larger stages."),
+        Option(
+            "--max-values",
+            metavar="N",
+            min=0,
+            help="Tables and JSON: leave out the values of larger stages.",
+        ),
     ] = 65_536
     save: Annotated[
         str | None,
@@ -146,6 +155,8 @@ def _stages(group: Group, problem: Problem, chosen: ComputeOptions) -> tuple[Sta
         there.add(Stage.PROJECTED)
     offered = [stage for stage in Stage if stage in there]
     wanted = several(chosen.stage)
+    if chosen.stage is not None and not wanted:
+        raise UsageError("--stage", "expected at least one name, got none")
     for name in wanted:
         if name not in offered:
             names = ", ".join(offered)
@@ -155,20 +166,22 @@ def _stages(group: Group, problem: Problem, chosen: ComputeOptions) -> tuple[Sta
 
 def _run(prepared: list[Prepared], chosen: ComputeOptions, work: WorkOptions) -> None:
     printer = make_printer(work)
+    if chosen.explain:
+        from attncli.cli.explain import explain, refuse_where_useless
+
+        refuse_where_useless(chosen.step, printer, work)
     for one in prepared:
         printer.warn(one.warnings)
     if chosen.explain and work.format is not Format.JSON:
-        _gather_saved(prepared)
-        from attncli.cli.explain import explain
-
+        _gather_saved(prepared, printer)
         explain(prepared, printer, work)
         return
     streamed = work.format in (Format.CSV, Format.NDJSON)
     if streamed:
-        _gather_saved(prepared)
+        _gather_saved(prepared, printer)
         printer.write(_cells(prepared, work.format))
         return
-    gathered = _gather(prepared, keep=True)
+    gathered = _gather(prepared, printer, keep=True)
     if work.format is Format.JSON:
         printer.write(_document(prepared, gathered, printer, work))
         return
@@ -177,16 +190,18 @@ def _run(prepared: list[Prepared], chosen: ComputeOptions, work: WorkOptions) ->
     show(prepared, gathered, printer, work)
 
 
-def _gather_saved(prepared: list[Prepared]) -> None:
+def _gather_saved(prepared: list[Prepared], printer: Printer) -> None:
     """Write what `--save` asks for, where nothing else needs the stages."""
     if prepared[0].chosen.save is not None:
-        _gather(prepared, keep=False)
+        _gather(prepared, printer, keep=False)
 
 
-def _gather(prepared: list[Prepared], *, keep: bool) -> list[list[StageResult]]:
+def _gather(prepared: list[Prepared], printer: Printer, *, keep: bool) -> list[list[StageResult]]:
     """Compute every stage once: statistics, values where they are few, and what is saved."""
     results = [one.results() for one in prepared]
     save = prepared[0].chosen.save
+    if keep:
+        _require_memory(prepared, results)
     with _saver(save, prepared, results) as write:
         for one, found in zip(prepared, results, strict=True):
             for block in one.blocks(one.stages):
@@ -194,7 +209,23 @@ def _gather(prepared: list[Prepared], *, keep: bool) -> list[list[StageResult]]:
                 few = math.prod(result.shape) <= one.chosen.max_values
                 result.add(block, keep=keep and few)
                 write(one, result, block)
+    if save is not None:
+        printer.note(f"wrote {save}")
     return [list(found.values()) for found in results]
+
+
+def _require_memory(prepared: list[Prepared], results: list[dict[Stage, StageResult]]) -> None:
+    """Refuse to keep more values than fit: in the end each is a number and its text."""
+    from attncli.files.limits import require_memory
+
+    limit = prepared[0].chosen.max_values
+    cells = [math.prod(result.shape) for found in results for result in found.values()]
+    need = BYTES_A_VALUE * sum(count for count in cells if count <= limit)
+    try:
+        require_memory("--max-values", need)
+    except ResourceError as error:
+        advice = "--format csv, --save, --rows and --stage need less"
+        raise ResourceError(error.where, error.problem, advice) from None
 
 
 @contextmanager

@@ -12,12 +12,15 @@ from attncli.errors import DataError, UsageError
 if TYPE_CHECKING:
     import torch
 
+    from attncli.attention.draw import RandomShape
     from attncli.cli.options import FileOptions
     from attncli.files.container import TensorFile
 
 ROLES = ("q", "k", "v")
 RANDOM_OPTIONS = ("batch", "q_len", "k_len", "dk", "dv", "seed")
 RANDOM_OR_PACKED = ("heads", "kv_heads")
+RANDOM_KEYS = 8
+PROJECTION_OPTIONS = ("x", "wq", "wk", "wv", "wo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
         DataError: files that cannot be read or do not hold what they should.
     """
     named = {role: getattr(options, role) for role in ROLES if getattr(options, role) is not None}
-    if options.x is not None or options.wq is not None or options.wo is not None:
+    _refuse_useless(options, named)
+    if any(getattr(options, name) is not None for name in PROJECTION_OPTIONS):
         return [_projected(options, named)]
     if not options.files and not named:
         if not isinstance(options, InputOptions):
@@ -100,6 +104,23 @@ def read_tensor(spec: str, option: str, dtype: str | None = None) -> tuple[torch
     return as_torch(stored, dtype), warnings
 
 
+def _refuse_useless(options: FileOptions, named: dict[str, str]) -> None:
+    """Refuse options that would do nothing, which their user surely did not want."""
+    from attncli.attention.options import Layout, WeightsLayout
+
+    projected = any(getattr(options, name) is not None for name in PROJECTION_OPTIONS)
+    if options.weights_layout is not WeightsLayout.IN_OUT and not projected:
+        raise UsageError("--weights-layout", "expected --x and weights beside it, got none")
+    if options.layout is Layout.BHSD:
+        return
+    if projected:
+        raise UsageError(
+            "--layout", "expected nothing beside --x, got it; Q, K and V are split by --heads"
+        )
+    if not options.files and not named:
+        raise UsageError("--layout", "expected files beside it, got none")
+
+
 def _made_up(options: InputOptions, example: bool) -> Group:
     """The embedded example, or random tensors where any of their options is given."""
     from attncli.attention import draw
@@ -114,10 +135,27 @@ def _made_up(options: InputOptions, example: bool) -> Group:
         return _described_group("example", dict(zip(ROLES, cast, strict=True)))
     sizes = ("batch", "heads", "kv_heads", "q_len", "k_len", "dk", "dv")
     given = {size: getattr(options, size) for size in sizes}
+    # Where the lengths are not given they are 8, each on its own: `draw` makes them equal.
+    given["k_len"] = RANDOM_KEYS if given["k_len"] is None else given["k_len"]
     shape = draw.RandomShape(**{size: value for size, value in given.items() if value is not None})
+    if shape.kv_heads is not None and shape.kv_heads > 0 and shape.heads % shape.kv_heads:
+        problem = f"expected a divisor of --heads {shape.heads}, got {shape.kv_heads}"
+        raise UsageError("--kv-heads", problem)
+    _require_memory(shape)
     seed = options.seed or 0
     drawn = draw.draw(shape, seed, torch_dtype(options.dtype or "float32"))
     return _described_group("random", dict(zip(ROLES, drawn, strict=True)), seed=seed)
+
+
+def _require_memory(shape: RandomShape) -> None:
+    """Refuse random tensors that do not fit: drawn in float64, then cast."""
+    from attncli.files.limits import require_memory
+
+    keys = shape.q_len if shape.k_len is None else shape.k_len
+    kv_heads = shape.heads if shape.kv_heads is None else shape.kv_heads
+    dv = shape.dk if shape.dv is None else shape.dv
+    elements = shape.heads * shape.q_len * shape.dk + kv_heads * keys * (shape.dk + dv)
+    require_memory("--q-len, --k-len", max(0, shape.batch * elements * 12))
 
 
 def _described_group(
@@ -136,11 +174,11 @@ def describe(source: str, tensor: torch.Tensor) -> dict[str, Any]:
 def _from_files(names: list[str], wanted: list[str], dtype: str | None) -> list[Group]:
     """The groups of every bundle, or one group of files with a tensor each."""
     from attncli.files.reader import open_file
+    from attncli.files.roles import split_name
 
-    if names.count("-") > 1:
-        raise UsageError("-", "expected standard input to be read once, got it several times")
-    files = [open_file(name) for name in names]
-    single = [file for file in files if len(file.headers) == 1]
+    parts = [split_name(name) for name in names]
+    files = [(open_file(source), part) for source, part in parts]
+    single = [file for file, part in files if part is not None or len(file.headers) == 1]
     if single and len(single) < len(files):
         raise UsageError(
             single[0].source,
@@ -149,18 +187,18 @@ def _from_files(names: list[str], wanted: list[str], dtype: str | None) -> list[
         )
     if single:
         return [_from_roles(files, dtype)]
-    return [group for file in files for group in _from_bundle(file, wanted, dtype)]
+    return [group for file, _ in files for group in _from_bundle(file, wanted, dtype)]
 
 
-def _from_roles(files: list[TensorFile], dtype: str | None) -> Group:
+def _from_roles(files: list[tuple[TensorFile, str | None]], dtype: str | None) -> Group:
     from attncli.files.convert import as_torch
 
     if len(files) > len(ROLES):
         raise UsageError("FILE", f"expected q, k and v, got {len(files)} files of one tensor each")
     warnings: list[str] = []
     tensors, described = {}, {}
-    for role, file in zip(ROLES, files, strict=False):
-        stored = file.read(None)
+    for role, (file, name) in zip(ROLES, files, strict=False):
+        stored = file.read(name)
         tensors[role] = as_torch(stored, dtype)
         described[role] = describe(stored.source, tensors[role])
         warnings += file.warnings
@@ -188,11 +226,19 @@ def _from_bundle(file: TensorFile, wanted: list[str], dtype: str | None) -> list
                 tensors,
                 described,
                 declared=declared,
-                labels=None if labels is None else tuple(map(str, labels)),
+                labels=_labels(file, labels),
                 warnings=() if groups else tuple(file.warnings),
             )
         )
     return groups
+
+
+def _labels(file: TensorFile, labels: Any) -> tuple[str, ...] | None:
+    if labels is None:
+        return None
+    if not isinstance(labels, list):
+        raise DataError(file.source, f"expected labels to be a list, got {type(labels).__name__}")
+    return tuple(map(str, labels))
 
 
 def _with_named(groups: list[Group], named: dict[str, str], dtype: str | None) -> Group:
@@ -233,7 +279,9 @@ def _projected(options: FileOptions, named: dict[str, str]) -> Group:
         raise UsageError(other, "expected no other Q, K or V beside --x, got one")
     for name in ("x", "wq", "wk"):
         if getattr(options, name) is None:
-            raise UsageError(f"--{name}", "expected --x, --wq and --wk together, got none")
+            there = ", ".join(f"--{n}" for n in PROJECTION_OPTIONS if getattr(options, n))
+            problem = f"expected --x, --wq and --wk together, got only {there}"
+            raise UsageError(f"--{name}", problem)
     if options.wo is not None and options.wv is None:
         raise UsageError("--wo", "expected --wv beside it, got none")
     loaded, described, warnings = {}, {}, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,16 +11,18 @@ from typer import Option
 
 from attncli.cli.command import command
 from attncli.cli.options import WorkOptions, make_printer
+from attncli.errors import DataError
 from attncli.report.choices import Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from attncli.files.tensor import StoredTensor
-
+    from attncli.files.container import TensorFile
+    from attncli.files.tensor import StoredTensor, TensorHeader
 
 # Elements looked at together.
 PART = 1 << 20
+MOMENTS = ("n_nan", "n_posinf", "n_neginf", "min", "max", "mean", "std")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +73,59 @@ def register(app: typer.Typer) -> None:
 
 def _records(chosen: InspectOptions, warnings: list[str]) -> Iterator[dict[str, Any]]:
     from attncli.files.reader import open_file
+    from attncli.files.roles import split_name
+    from attncli.files.text import place
 
-    for name in chosen.files:
-        file = open_file(name)
+    for given in chosen.files:
+        source, name = split_name(given)
+        file = open_file(source)
+        if name is not None:
+            file.read(name)  # refuses a name that is not there
         for header in file.headers:
-            stored = file.read(header.name)
-            yield {
-                "source": file.source,
-                "name": header.name,
-                "shape": list(header.shape),
-                "dtype": header.dtype,
-                "elements": int(stored.array.size),
-                "bytes": int(stored.array.nbytes),
-            } | _moments(stored, chosen.dtype)
-        warnings += [text if text.startswith(name) else f"{name}: {text}" for text in file.warnings]
+            if name in (None, header.name):
+                yield _record(file, header, chosen.dtype, warnings)
+        where = place(source)
+        warnings += [
+            text if text.startswith(where) else f"{where}: {text}" for text in file.warnings
+        ]
+
+
+def _record(
+    file: TensorFile, header: TensorHeader, dtype: str | None, warnings: list[str]
+) -> dict[str, Any]:
+    """What there is to say of one tensor; of elements that are no numbers only the header."""
+    elements = math.prod(header.shape)
+    record: dict[str, Any] = {
+        "source": file.source,
+        "name": header.name,
+        "shape": list(header.shape),
+        "dtype": header.dtype,
+        "elements": elements,
+        "bytes": None,
+    }
+    unread = _unread(file, header, dtype)
+    if unread is not None:
+        warnings.append(f"{unread}; its values are not looked at")
+        return record | dict.fromkeys(MOMENTS)
+    stored = file.read(header.name)
+    return record | {"bytes": int(stored.array.nbytes)} | _moments(stored, dtype)
+
+
+def _unread(file: TensorFile, header: TensorHeader, dtype: str | None) -> DataError | None:
+    """Why the values of a tensor cannot be looked at; None where they can."""
+    from attncli.files.elements import UNDECLARED, require_accepted
+    from attncli.files.text import place
+
+    where = place(file.source)
+    if len(file.headers) > 1:
+        where += f"::{place(str(header.name))}"
+    try:
+        require_accepted(where, header.dtype)
+    except DataError as error:
+        return error
+    if header.dtype in UNDECLARED and dtype is None:
+        return DataError(where, f"expected --dtype to say what {header.dtype} is, got none")
+    return None
 
 
 def _moments(stored: StoredTensor, dtype: str | None) -> dict[str, Any]:

@@ -27,7 +27,10 @@ def problem_of(
     from attncli.attention.options import Layout
     from attncli.attention.problem import make_problem
 
-    shape = read_shape(given, group.declared)
+    try:
+        shape = read_shape(given, group.declared)
+    except AttncliError as error:
+        raise _with_bundle(error, group) from None
     made_here = group.is_projected or group.source == "random"
     layout = Layout.BHSD if made_here else inputs.layout
     came_as = [getattr(torch, entry["dtype"]) for entry in group.described.values()]
@@ -68,6 +71,14 @@ def warnings_of(group: Group, shape: Shape, problem: Problem) -> list[str]:
     """Everything worth a warning, with the group's name before it."""
     said = (*group.warnings, *shape.warnings, *problem.warnings)
     return [f"{group.name}: {text}" if group.name else text for text in said]
+
+
+def _with_bundle(error: AttncliError, group: Group) -> AttncliError:
+    """The same error, with the file and group where it only spoke of a bundle."""
+    if error.where != "bundle":
+        return error
+    place = f"{group.source_name}, group {group.name}" if group.name else group.source_name
+    return type(error)(place, error.problem, error.advice)
 
 
 def _with_file(error: AttncliError, group: Group) -> AttncliError:

@@ -70,6 +70,7 @@ def read_shape(given: ShapeOptions, declared: Mapping[str, Any] | None = None) -
             warnings.append(f"the bundle declares {name!r}, which attncli does not know")
         elif value is not None:
             values[name] = _declared(name, value)
+    _check_declared(values)
     files: dict[str, str] = {}
     for name, value in _given(given, files, warnings).items():
         if value is not None:
@@ -209,6 +210,15 @@ def _declared(name: str, value: Any) -> Any:
         text = " ".join(repr(value).split())[:80]
         raise DataError("bundle", f"expected {name} to be a {kind}, got {text}") from None
     return np.array(read, np.int64) if name == "segments" else read
+
+
+def _check_declared(values: dict[str, Any]) -> None:
+    """Refuse what a bundle declares as data at fault, not as a fault of the command line."""
+    try:
+        AttentionOptions(**values)
+    except UsageError as error:
+        where = error.where.removeprefix("--").replace("-", "_")
+        raise DataError("bundle", f"{where}: {error.problem}") from None
 
 
 def _listed(value: Any) -> list[Any]:
