@@ -17,6 +17,7 @@ from attncli.cli.failures import abandon_stdout, explain_failure
 # A subcommand lives in the module of its name; its line here is the first of its docstring.
 COMMANDS = {
     "compute": "Compute attention stage by stage: scores, scaled, masked, weights, output.",
+    "entropy": "Measure every head: entropy, effective keys, largest weight and logit, sink mass.",
     "mask": "Build a mask, or say what a given one lets through and what it is.",
     "variance": "Measure the variance of q·k that makes 1/√d_k necessary.",
     "inspect": "List the tensors of files: names, shapes, dtypes, non-finite counts, moments.",
