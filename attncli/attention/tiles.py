@@ -162,9 +162,11 @@ def sum_tiles(group: HeadGroup, block: RowBlock, gather: Gather, work: Workspace
         torch.sum(logits.mul_(weights), -1, out=sums.moment[sums.tiles])
         if sums.output is not None:
             _add_values(group, sums, tile, weights)
+        torch.sum(weights, -1, out=sums.total[sums.tiles])
         if sums.reach is not None:
             _add_distances(group, sums, block, tile, work, weights, logits)
-        _add_total(sums, tile, weights, gather)
+        if sums.place is not None:
+            _note_place(sums, tile, weights, gather)
         sums.tiles += 1
     return sums
 
@@ -279,16 +281,17 @@ def _add_distances(
     steps = work.downwards[-width:] if before else work.upwards[:width]
     gap = group.relative_positions(block, tile.stop - 1 if before else tile.start).abs_()
     torch.sum(torch.mul(weights, steps, out=scratch), -1, out=reach)
-    reach += gap * weights.sum(-1)
+    reach.addcmul_(gap, sums.total[sums.tiles])
 
 
-def _add_total(sums: TileSums, tile: Tile, weights: torch.Tensor, gather: Gather) -> None:
+def _note_place(sums: TileSums, tile: Tile, weights: torch.Tensor, gather: Gather) -> None:
+    """Turn the place in the tile into a key, and leave the largest weight out of the total."""
+    assert sums.place is not None
+    place = sums.place[sums.tiles]
     if gather.crown:
-        assert sums.place is not None
-        weights.scatter_(-1, sums.place[sums.tiles][..., None], 0.0)
-    torch.sum(weights, -1, out=sums.total[sums.tiles])
-    if sums.place is not None:
-        sums.place[sums.tiles] += tile.start
+        weights.scatter_(-1, place[..., None], 0.0)
+        torch.sum(weights, -1, out=sums.total[sums.tiles])
+    place += tile.start
 
 
 def _no_output(group: HeadGroup, heads: int, rows: int) -> torch.Tensor:

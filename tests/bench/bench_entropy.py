@@ -1,0 +1,211 @@
+"""Whole processes, paired: the row statistics of files against what one would run instead.
+
+    python tests/bench/bench_entropy.py [--pairs 3] [--only causal ...]
+
+Both sides of a pair start from nothing, import what they need, read the same .npy files and end.
+They alternate, so that a machine that slows down slows both; the medians of the ratios are
+printed, and the largest resident sets. On a machine with other work the ratio of CPU seconds is
+the steadier one, though it counts what a side spends waiting for its own threads. Ratios "net" of start-up have the time of the same command
+on one query taken off both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent.parent
+MINILM = ROOT / "sample_inputs" / "minilm.safetensors"
+
+# What `attncli entropy` does, until it is there; then: OURS = ["-m", "attncli", "entropy"].
+DRIVER = """
+import sys
+import numpy as np
+import torch
+from attncli.attention.head_statistics import head_statistics
+from attncli.attention.options import AttentionOptions
+from attncli.attention.problem import make_problem
+from attncli.attention.stream import Wanted, stream_rows
+
+arguments = sys.argv[1:]
+wanted = Wanted(per_key="--per-key" in arguments)
+window = None
+if "--left-window" in arguments:
+    window = int(arguments[arguments.index("--left-window") + 1])
+options = AttentionOptions(causal="--causal" in arguments, left_window=window)
+files = [name for name in arguments if name.endswith(".npy")]
+if files:
+    layers = [[torch.from_numpy(np.load(name)) for name in files]]
+else:
+    from safetensors.torch import load_file
+    tensors = load_file(arguments[0])
+    groups = sorted({name.rpartition(".")[0] for name in tensors})
+    layers = [[tensors[group + "." + role] for role in "qkv"] for group in groups]
+for q, k, v in layers:
+    problem = make_problem(q, k, v, options)
+    for rows in stream_rows(problem, wanted):
+        print(head_statistics(rows))
+"""
+OURS = ["-c", DRIVER]
+
+SDPA = """
+import sys
+import numpy as np
+import torch
+
+q, k, v = (torch.from_numpy(np.load(name)) for name in sys.argv[1:4])
+attend = torch.nn.functional.scaled_dot_product_attention
+print(attend(q, k, v, is_causal="--causal" in sys.argv).mean())
+"""
+
+MATERIALISE = """
+import sys
+import numpy as np
+import torch
+
+q, k, v = (torch.from_numpy(np.load(name)) for name in sys.argv[1:4])
+hidden = None
+if "--causal" in sys.argv:
+    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+for head in range(q.shape[1]):
+    scores = q[0, head] @ k[0, head].T / q.shape[-1] ** 0.5
+    if hidden is not None:
+        scores.masked_fill_(hidden, -torch.inf)
+    weights = torch.softmax(scores, -1)
+    print(-(weights * torch.log(weights.clamp(min=1e-30))).sum(-1).mean())
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How one process went: seconds by the clock and of CPU, and its largest resident set."""
+
+    seconds: float
+    cpu: float
+    mebibytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One pair, and what must hold.
+
+    Attributes:
+        ours, theirs: arguments of the interpreter.
+        limit: the ratio of times may be at most this; None where only memory counts.
+        extra: how many MiB above theirs our resident set may be; None for no such limit.
+        start_up: arguments of a run whose time is taken off both sides; None for none.
+    """
+
+    ours: list[str]
+    theirs: list[str]
+    limit: float | None
+    extra: float | None = None
+    start_up: list[str] | None = None
+
+
+def run(arguments: list[str]) -> Run:
+    """Run the interpreter with these arguments to its end."""
+    started = time.perf_counter()
+    process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"exit code {process.returncode} of {arguments[:2]}")
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def files(folder: Path, heads: int, length: int) -> list[str]:
+    """Q, K and V of (1, heads, length, 64), float32, drawn once."""
+    names = [folder / f"{role}-{heads}-{length}.npy" for role in "qkv"]
+    rng = np.random.default_rng(0)
+    for name in names:
+        if not name.exists():
+            np.save(name, rng.standard_normal((1, heads, length, 64), dtype=np.float32))
+    return [str(name) for name in names]
+
+
+def cases(folder: Path) -> dict[str, Callable[[], Case]]:
+    """Every case by name; its files are drawn when it is asked for."""
+
+    def against(
+        script: str, heads: int, length: int, options: list[str], limit: float
+    ) -> Callable[[], Case]:
+        def make() -> Case:
+            given = files(folder, heads, length)
+            causal = [option for option in options if option == "--causal"]
+            ours, theirs = [*OURS, *given, *options], ["-c", script, *given, *causal]
+            return Case(ours, theirs, limit, 300 if script is SDPA else None)
+
+        return make
+
+    def window() -> Case:
+        given, tiny = files(folder, 1, 65_536), files(folder, 1, 1)
+        full = [*OURS, *given, "--causal"]
+        cut = [*full, "--left-window", "255"]
+        return Case(cut, full, 1 / 20, start_up=[*OURS, *tiny, "--causal"])
+
+    def memory() -> Case:
+        ours = [*OURS, *files(folder, 1, 131_072), "--causal"]
+        # Beside an interpreter that has imported torch: 96 MiB of inputs, and 400 more.
+        return Case(ours, ["-c", "import torch"], None, 96 + 400)
+
+    def many_heads() -> Case:
+        return Case([*OURS, str(MINILM)], ["-c", "import torch"], 1.4)
+
+    return {
+        "causal": against(SDPA, 8, 16_384, ["--causal"], 1.1),
+        "full": against(SDPA, 8, 16_384, [], 1.25),
+        "per-key": against(SDPA, 8, 16_384, ["--causal", "--per-key"], 2.0),
+        "materialise": against(MATERIALISE, 8, 16_384, ["--causal"], 1 / 6),
+        "window": window,
+        "memory": memory,
+        "many-heads": many_heads,
+    }
+
+
+def measure(case: Case, pairs: int) -> str:
+    """Run a case and say what came out."""
+    ours, theirs, base = [], [], []
+    for _ in range(pairs):
+        ours.append(run(case.ours))
+        theirs.append(run(case.theirs))
+        base.append(run(case.start_up).seconds if case.start_up else 0.0)
+    off = median(base)
+    ratio = median((a.seconds - off) / (b.seconds - off) for a, b in zip(ours, theirs, strict=True))
+    cpu = median(a.cpu / b.cpu for a, b in zip(ours, theirs, strict=True))
+    most, other = (max(each.mebibytes for each in side) for side in (ours, theirs))
+    net = " net of start-up" if case.start_up else ""
+    said = f"{ratio:6.3f}{net} ({median(a.seconds for a in ours):.2f} s against "
+    said += f"{median(b.seconds for b in theirs):.2f} s; CPU {cpu:.2f}), {most:.0f} MiB ({most - other:+.0f})"
+    if case.limit is not None:
+        said += f"  {'holds' if ratio <= case.limit else 'MISSES'}: at most {case.limit:.3g}"
+    if case.extra is not None:
+        said += f"  {'holds' if most - other <= case.extra else 'MISSES'}: +{case.extra:.0f} MiB"
+    return said
+
+
+def main() -> None:
+    """Run the cases that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each side")
+    parser.add_argument("--only", nargs="*", help="names of cases")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        known = cases(Path(folder))
+        for name in arguments.only or known:
+            print(f"{name:12} {measure(known[name](), arguments.pairs)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
