@@ -101,7 +101,7 @@ def softmax(
     peak = _row_maximum(masked)
     top = peak if sink is None else torch.maximum(peak, sink)
     top = torch.where(empty, 0.0, top)
-    exps = torch.where(visible, torch.exp(masked - top[..., None]), 0.0)
+    exps = torch.exp(masked - top[..., None])
     of_keys = exps.sum(-1, dtype=torch.float64)
     of_sink = torch.zeros_like(of_keys)
     if sink is not None:
@@ -110,10 +110,11 @@ def softmax(
     logsumexp = torch.log(of_keys) + top
     if sink is not None:  # the keys may all lie far below the sink: their own maximum then serves
         own = torch.where(empty, 0.0, peak)
-        of_own = torch.where(visible, torch.exp(masked - own[..., None]), 0.0)
-        logsumexp = torch.log(of_own.sum(-1, dtype=torch.float64)) + own
+        of_own = torch.exp(masked - own[..., None]).sum(-1, dtype=torch.float64)
+        logsumexp = torch.log(of_own) + own
+    weights = exps / total[..., None].to(exps.dtype)
     return Softmax(
-        weights=exps / total[..., None].to(exps.dtype),
+        weights=torch.where(visible, weights, 0.0),  # where a row is NaN, hidden keys are not
         logsumexp=torch.where(empty, -torch.inf, logsumexp).to(masked.dtype),
         sink=(of_sink / total).to(masked.dtype),
         empty=empty,

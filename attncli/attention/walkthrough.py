@@ -220,9 +220,7 @@ def _outcomes(
         exact = np.concatenate([exact, np.full((len(exact), 1), sink)], axis=1)
     with np.errstate(invalid="ignore"):  # ∞ − ∞ where the input is not finite: NaN, as IEEE says
         below = exact - exact.max(1, keepdims=True)
-    hidden = np.zeros_like(below, dtype=bool)
-    hidden[:, : visible.shape[1]] = ~visible
-    return np.where(hidden | (below == -np.inf), _NOTHING, below)
+    return np.where(below == -np.inf, _NOTHING, below)
 
 
 def _online(logits: NDArray[np.floating], visible: NDArray[np.bool_]) -> tuple[OnlineStep, ...]:

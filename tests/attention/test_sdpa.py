@@ -17,7 +17,7 @@ INF = float("inf")
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_sdpa_in_float64(data: st.DataObject) -> None:
     t = data.draw(tensors())
     mask = data.draw(masks(t.cells))
@@ -33,7 +33,7 @@ def test_sdpa_in_float64(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_sdpa_causal_with_its_own_flag(data: st.DataObject) -> None:
     t = data.draw(tensors())
     expected = F.scaled_dot_product_attention(t.q, t.k, t.v, is_causal=True, enable_gqa=True)
@@ -42,7 +42,7 @@ def test_sdpa_causal_with_its_own_flag(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_sdpa_with_every_rule_written_out(data: st.DataObject) -> None:
     """Offsets, windows, prefix, lengths, padding, segments and ALiBi, cell by cell in Python."""
     t = data.draw(tensors())

@@ -242,6 +242,13 @@ def test_an_empty_row_is_all_zeros_sink_or_not(sink: float | None) -> None:
     assert found.empty.tolist() == [True]
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_broken_logit_gives_hidden_keys_no_weight(bad: float) -> None:
+    found = softmax([bad, 1.0, 2.0], [True, True, False])
+    assert math.isnan(found.weights[0, 0].item())
+    assert found.weights[0, 2].item() == 0.0
+
+
 def test_no_keys_at_all() -> None:
     found = steps.softmax(torch.empty(2, 0), torch.empty(2, 0, dtype=torch.bool))
     assert found.weights.shape == (2, 0)
@@ -263,12 +270,14 @@ ENTROPIES = [
     ([1.0, 0.0], 0.0),
     ([0.0, 0.0], 0.0),
     ([0.5, 0.5], 0.693147),
+    ([1.0], 0.0),
+    ([1.0 + 2**-52, 0.0], 0.0),
 ]
 
 
 @pytest.mark.parametrize(("weights", "nats"), ENTROPIES)
 def test_entropy(weights: list[float], nats: float) -> None:
-    found = entropy_of_weights(torch.tensor([weights])).item()
+    found = entropy_of_weights(torch.tensor([weights], dtype=torch.float64)).item()
     assert found == pytest.approx(nats, abs=6e-7)
     assert math.copysign(1, found) == 1
 
