@@ -1,0 +1,272 @@
+"""Every way in: files, bundles, groups, names, pipes, layouts, projections, random tensors."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from plain import Run, Tensors, assert_stages, attention
+from safetensors.torch import save_file
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("q.npy", "k.npy", "v.npy"),
+        ("bundle.npz",),
+        ("bundle.npz::q", "bundle.npz::k", "bundle.npz::v"),
+        ("--q", "q.npy", "--k", "bundle.npz::k", "--v", "v.npy"),
+        ("q.npy", "k.npy", "--v", "bundle.npz::v"),
+        ("bundle.npz", "--q", "q.npy"),
+    ],
+    ids=" ".join,
+)
+def test_files_bundles_and_names(
+    run: Run, files: Path, tensors: Tensors, arguments: tuple[str, ...]
+) -> None:
+    found = run("compute", *arguments, "-f", "json").json
+    assert_stages(found["data"], attention(**tensors))
+    assert found["inputs"]["q"]["shape"] == [2, 4, 5, 8]
+    assert found["inputs"]["q"]["dtype"] == "float32"
+    assert found["schema"] == "attncli.compute/1"
+
+
+@pytest.mark.parametrize("kind", ["pt", "safetensors", "fortran", "misnamed", "query-key-value"])
+def test_containers(run: Run, files: Path, tensors: Tensors, kind: str) -> None:
+    as_torch = {name: torch.from_numpy(array) for name, array in tensors.items()}
+    arguments = ["x.bin"]
+    if kind == "pt":
+        torch.save(as_torch, "x.bin")
+    elif kind == "safetensors":
+        save_file(as_torch, "x.bin")
+    elif kind == "misnamed":  # told by content, never by extension
+        Path("x.bin").write_bytes(Path("bundle.npz").read_bytes())
+    elif kind == "query-key-value":
+        named = {"Query": tensors["q"], "KEY": tensors["k"], "value": tensors["v"]}
+        with Path("x.bin").open("wb") as file:
+            np.savez(file, **named)
+    else:
+        for name, array in tensors.items():
+            np.save(f"{name}_f.npy", np.asfortranarray(array))
+        arguments = ["q_f.npy", "k_f.npy", "v_f.npy"]
+    assert_stages(run("compute", *arguments, "-f", "json").json["data"], attention(**tensors))
+
+
+def test_standard_input_and_pipes(run: Run, files: Path, tensors: Tensors) -> None:
+    expected = attention(**tensors)
+    q = Path("q.npy").read_bytes()
+    found = run("compute", "-", "k.npy", "v.npy", "-f", "json", stdin=q).json
+    assert_stages(found["data"], expected)
+    bundle = Path("bundle.npz").read_bytes()
+    assert_stages(run("compute", "-", "-f", "json", stdin=bundle).json["data"], expected)
+    os.mkfifo("pipe")
+    writer = threading.Thread(target=lambda: Path("pipe").write_bytes(q))
+    writer.start()
+    assert_stages(run("compute", "pipe", "k.npy", "v.npy", "-f", "json").json["data"], expected)
+    writer.join()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [
+        ("float16", torch.float16),
+        ("bfloat16", torch.bfloat16),
+        ("float64", torch.float64),
+        ("float8_e4m3fn", torch.float8_e4m3fn),
+    ],
+)
+def test_dtypes_stay_what_they_are(
+    run: Run, files: Path, tensors: Tensors, dtype: str, stored: torch.dtype
+) -> None:
+    narrow = {name: torch.from_numpy(array).to(stored) for name, array in tensors.items()}
+    save_file(narrow, "narrow.safetensors")
+    found = run("compute", "narrow.safetensors", "-f", "json").json
+    assert found["inputs"]["k"]["dtype"] == dtype
+    exact = {name: tensor.to(torch.float64).numpy() for name, tensor in narrow.items()}
+    assert_stages(found["data"], attention(**exact))
+    cast = run("compute", "q.npy", "k.npy", "v.npy", "--dtype", dtype, "-f", "json").json
+    assert cast["data"] == found["data"]
+
+
+def test_integers_are_converted_and_never_multiplied_as_such(run: Run, files: Path) -> None:
+    q, k = np.array([[100, 100]], np.int8), np.array([[100, 100], [1, -1]], np.int8)
+    np.save("qi.npy", q)
+    np.save("ki.npy", k)
+    found = run("compute", "qi.npy", "ki.npy", "-f", "json").json["data"]["stages"]
+    assert found["scores"]["values"] == [[[[20000.0, 0.0]]]]
+    assert "output" not in found
+
+
+def test_raw_bfloat16_needs_its_name(run: Run, files: Path, tensors: Tensors) -> None:
+    bits = torch.from_numpy(tensors["q"]).bfloat16().view(torch.int16).numpy()
+    np.save("raw.npy", bits.view("V2"))
+    failed = run("compute", "raw.npy", "k.npy", "v.npy", code=1)
+    assert "raw.npy: expected a named element type" in failed.stderr
+    assert "--dtype bfloat16" in failed.stderr
+    found = run("compute", "raw.npy", "k.npy", "v.npy", "--dtype", "bfloat16", "-f", "json").json
+    narrow = {n: torch.from_numpy(a).bfloat16().double().numpy() for n, a in tensors.items()}
+    assert_stages(found["data"], attention(**narrow))
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bsh", "rank-3", "rank-2"])
+def test_layouts(run: Run, files: Path, tensors: Tensors, layout: str) -> None:
+    options = ["--layout", layout]
+    kept = tensors
+    if layout == "bshd":
+        laid = {name: array.transpose(0, 2, 1, 3) for name, array in tensors.items()}
+    elif layout == "bsh":
+        laid = {n: a.transpose(0, 2, 1, 3).reshape(2, a.shape[2], -1) for n, a in tensors.items()}
+        options += ["--heads", "4", "--kv-heads", "2"]
+    else:
+        first = {n: a[:1] if layout == "rank-3" else a[:1, :1] for n, a in tensors.items()}
+        kept, options = first, []
+        laid = {n: a[0] if layout == "rank-3" else a[0, 0] for n, a in first.items()}
+    np.savez("laid.npz", **{name: np.ascontiguousarray(array) for name, array in laid.items()})
+    found = run("compute", "laid.npz", *options, "-f", "json").json
+    assert_stages(found["data"], attention(**kept))
+
+
+def test_more_heads_than_queries_is_worth_a_warning(run: Run, files: Path) -> None:
+    np.save("wide.npy", np.ones((1, 8, 3, 4)))
+    outcome = run("compute", "wide.npy", "wide.npy", "-f", "json")
+    assert "--layout bshd" in outcome.stderr
+    assert any("--layout bshd" in text for text in outcome.json["warnings"])
+    quiet = run("compute", "wide.npy", "wide.npy", "-f", "json", "--quiet")
+    assert quiet.stderr == ""
+    assert quiet.stdout == outcome.stdout
+
+
+def test_groups_with_their_own_options_and_labels(run: Run, files: Path) -> None:
+    rng = np.random.default_rng(1)
+    named = {f"layers.{n}.{r}": rng.standard_normal((3, 2)) for n in (10, 2) for r in "qkv"}
+    own = {"layers.2": {"causal": True, "scale": 0.5, "labels": ["one", "two", "three"]}}
+    as_torch = {name: torch.from_numpy(array) for name, array in named.items()}
+    save_file(as_torch, "g.safetensors", metadata={"attncli": json.dumps(own)})
+    found = run("compute", "g.safetensors", "-f", "json").json
+    assert list(found["data"]["groups"]) == ["layers.2", "layers.10"]
+    assert found["params"]["layers.2"]["causal"] is True
+    assert found["params"]["layers.2"]["scale"] == 0.5
+    assert found["params"]["layers.10"]["causal"] is False
+    assert found["data"]["groups"]["layers.2"]["stages"]["weights"]["n_masked"] == 3
+    picked = run("compute", "g.safetensors", "--group", "layers.10", "-f", "json").json
+    assert picked["data"] == found["data"]["groups"]["layers.10"]
+    over = ("--group", "layers.2", "--no-causal", "--scale", "2", "-f", "json")
+    won = run("compute", "g.safetensors", *over).json
+    assert (won["params"]["causal"], won["params"]["scale"]) == (False, 2.0)
+    table = run("compute", "g.safetensors").stdout
+    for word in ("group layers.2", "group layers.10", "three 2", "causal"):
+        assert word in table
+    lines = run("compute", "g.safetensors", "-f", "csv").stdout.splitlines()
+    assert lines[0] == "group,stage,batch,head,row,column,value"
+    assert lines[1].startswith("layers.2,scores,0,0,0,0,")
+    missing = run("compute", "g.safetensors", "--group", "layers.3", code=1)
+    assert "expected a group layers.3, got layers.2, layers.10" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("own", "complaint"),
+    [
+        ({"scale": "big"}, "expected scale to be a number, got 'big'"),
+        ({"softcap": -1}, "softcap: expected a finite number above 0, got -1.0"),
+        ({"labels": "abc"}, "expected labels to be a list, got str"),
+        ({"left_window": True}, "expected left_window to be a whole number, got True"),
+    ],
+)
+def test_what_a_bundle_declares_wrongly_is_the_fault_of_the_data(
+    run: Run, files: Path, own: dict[str, object], complaint: str
+) -> None:
+    ones = {"a.q": torch.ones(2, 2), "a.k": torch.ones(2, 2)}
+    save_file(ones, "g.safetensors", metadata={"attncli": json.dumps({"a": own})})
+    outcome = run("compute", "g.safetensors", code=1)
+    assert complaint in outcome.stderr
+    assert outcome.stderr.startswith("attncli: error: g.safetensors")
+
+
+@pytest.mark.parametrize("out_in", [False, True])
+def test_projection(run: Run, files: Path, out_in: bool) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((2, 5, 6))
+    widths = {"wq": 8, "wk": 4, "wv": 6}  # H=2 of d_k=4, H_kv=1, d_v=6
+    weights = {name: rng.standard_normal((6, width)) for name, width in widths.items()}
+    weights["wo"] = rng.standard_normal((12, 3))
+    np.save("x.npy", x)
+    arguments: list[str] = ["--x", "x.npy", "--heads", "2", "--kv-heads", "1"]
+    for name, array in weights.items():
+        np.save(f"{name}.npy", array.T if out_in else array)
+        arguments += [f"--{name}", f"{name}.npy"]
+    arguments += ["--weights-layout", "out-in"] if out_in else []
+    found = run("compute", *arguments, "-f", "json").json
+    q = (x @ weights["wq"]).reshape(2, 5, 2, 4).transpose(0, 2, 1, 3)
+    k, v = ((x @ weights[name])[:, None] for name in ("wk", "wv"))
+    expected = attention(q, k, v)
+    joined = expected["output"].transpose(0, 2, 1, 3).reshape(2, 5, 12)
+    expected |= {"q": q, "k": k, "v": v, "projected": (joined @ weights["wo"])[:, None]}
+    assert_stages(found["data"], expected)
+    assert set(found["inputs"]) == {"x", *weights}
+
+
+def test_random_tensors_are_the_documented_draws(run: Run) -> None:
+    sizes = ("--batch", 2, "--heads", 4, "--kv-heads", 2, "--q-len", 3, "--k-len", 5)
+    found = run("compute", *sizes, "--dk", 6, "--dv", 7, "--seed", 11, "-f", "json").json
+    rng = np.random.default_rng(11)
+    shapes = [(2, 4, 3, 6), (2, 2, 5, 6), (2, 2, 5, 7)]
+    q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    assert_stages(found["data"], attention(q, k, v))
+    assert found["params"]["seed"] == 11
+    assert found["inputs"]["q"] == {"source": "random", "shape": [2, 4, 3, 6], "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "q", "k", "v"),
+    [
+        (("--seed", 0), [1, 1, 8, 64], [1, 1, 8, 64], [1, 1, 8, 64]),
+        (("--heads", 2, "--dk", 4), [1, 2, 8, 4], [1, 2, 8, 4], [1, 2, 8, 4]),
+        (("--q-len", 3), [1, 1, 3, 64], [1, 1, 8, 64], [1, 1, 8, 64]),
+        (("--dv", 5), [1, 1, 8, 64], [1, 1, 8, 64], [1, 1, 8, 5]),
+    ],
+)
+def test_defaults_of_random_tensors(
+    run: Run, arguments: tuple[object, ...], q: list[int], k: list[int], v: list[int]
+) -> None:
+    found = run("compute", *arguments, "--stage", "output", "-f", "json").json["inputs"]
+    assert [found[role]["shape"] for role in "qkv"] == [q, k, v]
+
+
+def test_nothing_given_is_the_example(run: Run) -> None:
+    found = run("compute", "-f", "json").json
+    weights = found["data"]["stages"]["weights"]["values"][0][0][0]
+    np.testing.assert_allclose(weights, [0.223429, 0.391231, 0.191135, 0.194205], atol=5e-7)
+    output = found["data"]["stages"]["output"]["values"][0][0][0]
+    np.testing.assert_allclose(output, [0.417634, 0.585436, 0.385340], atol=5e-7)
+    assert found["inputs"]["q"]["source"] == "example"
+
+
+def test_values_are_optional(run: Run, files: Path) -> None:
+    found = run("compute", "q.npy", "k.npy", "-f", "json").json["data"]["stages"]
+    assert list(found) == ["scores", "scaled", "masked", "weights"]
+
+
+def test_empty_sequences_are_legal(run: Run, files: Path) -> None:
+    np.save("none.npy", np.empty((1, 1, 0, 8)))
+    no_keys = run("compute", "q.npy", "none.npy", code=1)
+    assert "k (none.npy): expected B=2" in no_keys.stderr
+    found = run("compute", "--k-len", 0, "-f", "json").json["data"]["stages"]
+    assert found["weights"]["shape"] == [1, 1, 8, 0]
+    assert not np.array(found["output"]["values"]).any()
+    for form in ("table", "csv", "ndjson"):
+        run("compute", "--q-len", 0, "-f", form)
+    run("compute", "--q-len", 0, "--explain")
+
+
+def test_trailing_bytes_are_worth_a_warning(run: Run, files: Path) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.ones((2, 3)))
+    Path("long.npy").write_bytes(buffer.getvalue() + b"more")
+    outcome = run("compute", "long.npy", "long.npy", "-f", "json")
+    assert "long.npy" in outcome.stderr
