@@ -20,6 +20,7 @@ COMMANDS = {
     "entropy": "Measure every head: entropy, effective keys, largest weight and logit, sink mass.",
     "mask": "Build a mask, or say what a given one lets through and what it is.",
     "variance": "Measure the variance of q·k that makes 1/√d_k necessary.",
+    "check": "Compare an output with the float64 reference, and name the mistake if it differs.",
     "inspect": "List the tensors of files: names, shapes, dtypes, non-finite counts, moments.",
 }
 

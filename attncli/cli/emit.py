@@ -28,6 +28,7 @@ def emit(
     inputs: dict[str, Any],
     params: dict[str, Any],
     show: Callable[[list[Record]], Iterable[RenderableType]],
+    wrap: Callable[[list[Record]], Any] = list,
 ) -> None:
     """Print records in the format asked for.
 
@@ -40,6 +41,7 @@ def emit(
         inputs: what `inputs` of the JSON document says.
         params: what `params` says.
         show: draws the gathered records as tables.
+        wrap: makes `data` of the JSON document of the gathered records.
     """
     from attncli.report import document
 
@@ -48,10 +50,10 @@ def emit(
     elif form is Format.CSV:
         printer.write(document.csv_lines([column.key for column in columns], records))
     elif form is Format.JSON:
-        gathered = list(records)
+        data = wrap(list(records))
         printer.write(
             document.document(
-                command, inputs=inputs, params=params, warnings=printer.warned, data=gathered
+                command, inputs=inputs, params=params, warnings=printer.warned, data=data
             )
         )
     else:
