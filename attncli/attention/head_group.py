@@ -44,6 +44,8 @@ class HeadGroup:
         key_index: int32 (S_k,), 0, 1, …
         offset: position of query 0; None where positions are not defined.
         positions: int64 (R,), where each query stands; likewise.
+        places: the same in the dtype of arithmetic, exact wherever there are keys nearby.
+        by_interval: whether the intervals alone say which cells are visible.
         guarded: whether logits may be NaN or infinite, so that each tile has to be looked at.
     """
 
@@ -65,6 +67,8 @@ class HeadGroup:
     key_index: torch.Tensor
     offset: int | None
     positions: torch.Tensor | None
+    places: torch.Tensor | None
+    by_interval: bool
     guarded: bool
 
     @property
@@ -83,8 +87,8 @@ class HeadGroup:
 
     def relative_positions(self, block: RowBlock, key: int) -> torch.Tensor:
         """(rows,): how far each row stands to the right of a key, p − key."""
-        assert self.positions is not None
-        return (self.positions[block.start : block.stop] - key).to(self.dtype)
+        assert self.places is not None
+        return self.places[block.start : block.stop] - key
 
     def position_range(self, block: RowBlock) -> tuple[int, int]:
         """The lowest and the highest position of a block's rows."""
@@ -162,6 +166,7 @@ def make_group(
     factor = problem.scale / problem.temperature / (problem.softcap or 1.0)
     first, stop = _host_row(mask.first, batch)[queries], _host_row(mask.stop, batch)[queries]
     offset = None if mask.offset is None else int(_host_row(mask.offset, batch))
+    positions = None if offset is None else rows + offset
     return HeadGroup(
         batch=batch,
         heads=heads,
@@ -180,7 +185,9 @@ def make_group(
         bounds=torch.as_tensor(np.stack([first, stop]).astype(np.int32), device=problem.device),
         key_index=torch.arange(keys.shape[2], dtype=torch.int32, device=problem.device),
         offset=offset,
-        positions=None if offset is None else rows + offset,
+        positions=positions,
+        places=None if positions is None else problem.cast(positions),
+        by_interval=mask.by_interval,
         guarded=_may_overflow(q, keys, factor),
     )
 

@@ -41,7 +41,7 @@ def no_mass(group: HeadGroup) -> KeyMass:
     shape = (len(group.heads), group.keys.shape[2])
     mass = torch.zeros(shape, dtype=torch.float64, device=group.device)
     queries = torch.zeros(shape, dtype=torch.int64, device=group.device)
-    if group.mask.by_interval:
+    if group.by_interval:
         queries += torch.as_tensor(queries_per_key(group.first, group.stop, shape[1])).to(queries)
     return KeyMass(queries, mass)
 
@@ -68,7 +68,7 @@ def mass_of_block(
     for tile, weights, seen in _tile_weights(group, block, block.tiles, rows, work):
         inside = slice(tile.start - first, tile.stop - first)
         mass[:, inside] = weights.sum(1)
-        if not group.mask.by_interval:
+        if not group.by_interval:
             queries[:, inside] = seen.sum(1)
     return KeyMass(queries, mass)
 
@@ -135,7 +135,7 @@ def _tile_weights(
         logits, weights = work.tile(group, block.stop - block.start, tile.stop - tile.start)
         score_tile(group, block, tile, queries, logits, work)
         seen = torch.ones((), dtype=torch.bool, device=group.device)
-        if group.guarded or group.values is not None or not group.mask.by_interval:
+        if group.guarded or group.values is not None or not group.by_interval:
             seen = ~torch.isneginf(logits)
         exponential(logits.sub_(peak), out=weights).mul_(share)
         if group.guarded:  # what a query does not see it gives nothing, NaN itself or not

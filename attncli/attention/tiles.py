@@ -198,7 +198,7 @@ def score_tile(
     if group.slopes is not None:
         distances = work.distances(group, block, tile)
         logits.addcmul_(distances, group.slopes[:, None, None], value=-1)
-    if group.mask.by_interval:
+    if group.by_interval:
         return _hide_by_interval(group, block, tile, logits)
     added = group.added(block, tile)
     if added is not None:
@@ -280,7 +280,8 @@ def _add_distances(
     before = lowest >= tile.stop - 1
     steps = work.downwards[-width:] if before else work.upwards[:width]
     gap = group.relative_positions(block, tile.stop - 1 if before else tile.start).abs_()
-    torch.sum(torch.mul(weights, steps, out=scratch), -1, out=reach)
+    column = steps[None, :, None].expand(len(weights), -1, -1)  # (G, keys, 1)
+    torch.bmm(weights, column, out=reach[..., None])
     reach.addcmul_(gap, sums.total[sums.tiles])
 
 

@@ -5,8 +5,8 @@
 Both sides of a pair start from nothing, import what they need, read the same .npy files and end.
 They alternate, so that a machine that slows down slows both; the medians of the ratios are
 printed, and the largest resident sets. On a machine with other work the ratio of CPU seconds is
-the steadier one, though it counts what a side spends waiting for its own threads. Ratios "net" of start-up have the time of the same command
-on one query taken off both sides.
+the steadier one, though it counts what a side spends waiting for its own threads. Ratios "net" of
+start-up have the time of the same command on one query taken off both sides.
 """
 
 from __future__ import annotations
@@ -186,8 +186,9 @@ def measure(case: Case, pairs: int) -> str:
     cpu = median(a.cpu / b.cpu for a, b in zip(ours, theirs, strict=True))
     most, other = (max(each.mebibytes for each in side) for side in (ours, theirs))
     net = " net of start-up" if case.start_up else ""
-    said = f"{ratio:6.3f}{net} ({median(a.seconds for a in ours):.2f} s against "
-    said += f"{median(b.seconds for b in theirs):.2f} s; CPU {cpu:.2f}), {most:.0f} MiB ({most - other:+.0f})"
+    clocks = [median(each.seconds for each in side) for side in (ours, theirs)]
+    said = f"{ratio:6.3f}{net} ({clocks[0]:.2f} s against {clocks[1]:.2f} s; CPU {cpu:.2f}), "
+    said += f"{most:.0f} MiB ({most - other:+.0f})"
     if case.limit is not None:
         said += f"  {'holds' if ratio <= case.limit else 'MISSES'}: at most {case.limit:.3g}"
     if case.extra is not None:
