@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attncli.attention.options import AttentionOptions
     from attncli.attention.problem import Problem
 
-__all__ = ["Candidate", "Comparison", "Target", "compare", "compare_arrays", "read_candidate"]
+__all__ = ["Candidate", "Comparison", "Target", "compare", "read_candidate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,23 +117,6 @@ def compare_with(
     return [_finish(run, variant) for run in runs]
 
 
-def compare_arrays(
-    target: Target, actual: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance
-) -> Sums:
-    """Errors between two tensors of rank 4 that are both at hand."""
-    from attncli.attention.check.variant import Part
-
-    sums = Sums()
-    for batch in range(expected.shape[0]):
-        for head in range(expected.shape[1]):
-            block = slice(batch, batch + 1), slice(head, head + 1)
-            empty = torch.zeros_like(expected[block][..., :1], dtype=torch.bool)
-            part = Part(*block, torch.arange(expected.shape[2]))
-            errors = errors_of(target, actual[block], expected[block], tolerance, empty)
-            sums.add(errors, part)
-    return sums
-
-
 def real_rows(problem: Problem) -> Iterator[tuple[torch.Tensor, range]]:
     """The queries that are not padding, int64 (R,), with the batches that have just these."""
     sizes = problem.sizes
@@ -143,6 +126,13 @@ def real_rows(problem: Problem) -> Iterator[tuple[torch.Tensor, range]]:
         return
     for batch, length in enumerate(lengths):
         yield torch.arange(length, device=problem.device), range(batch, batch + 1)
+
+
+def real_queries(problem: Problem) -> torch.Tensor:
+    """Bool (B, S_q), True for queries that are not padding."""
+    rows = torch.arange(problem.sizes.q_len)
+    lengths = [problem.mask.real_queries(batch) for batch in range(problem.sizes.batch)]
+    return rows < torch.tensor(lengths, dtype=torch.int64)[:, None]
 
 
 @dataclass(slots=True)
@@ -187,7 +177,7 @@ def _finish(run: _Run, variant: Variant) -> Comparison:
     index, actual, expected = sums.worst or (None, None, None)
     if index is not None and candidate.target is Target.LOGSUMEXP:
         index = index[:-1]
-    places = places_of(run.tally, variant.problem, _real(variant.problem))
+    places = places_of(run.tally, variant.problem, real_queries(variant.problem))
     return Comparison(
         target=candidate.target,
         passed=passed,
@@ -223,10 +213,3 @@ def _explain(run: _Run, variant: Variant, places: Places) -> str:
             said = [said[0] + ", and so read it is right"]
     said += why_broken(run.candidate, run.tally, variant)
     return "; ".join([*said, *places.findings])
-
-
-def _real(problem: Problem) -> torch.Tensor:
-    """Bool (B, S_q), True for queries that are not padding."""
-    rows = torch.arange(problem.sizes.q_len)
-    lengths = [problem.mask.real_queries(batch) for batch in range(problem.sizes.batch)]
-    return rows < torch.tensor(lengths, dtype=torch.int64)[:, None]

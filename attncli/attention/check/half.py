@@ -125,9 +125,8 @@ def _of_that_size(rows: _Rows) -> bool:
     if int(live.sum()) < _ENOUGH_ROWS or float(actual[~live].abs().sum()) > 0:
         return False
     size = math.sqrt(float(actual.square().mean()) / float(predicted.square().mean()))
-    beyond = float(
-        (actual.abs().amax(1) / (predicted.square() + predicted.square().mean()).sqrt()).max()
-    )
+    spread = (predicted.square() + predicted.square().mean()).sqrt()
+    beyond = float((actual.abs().amax(1) / spread).max())
     mean = float(actual.mean()) / float(actual.square().mean().sqrt().clamp_min(1e-300))
     unbiased = abs(mean) * math.sqrt(len(actual)) <= _BIAS
     return 1 / _SIZE <= size <= _SIZE and beyond <= _SIGMAS and unbiased
@@ -165,8 +164,10 @@ def _emulate(
     problem = variant.problem
     heads = range(*part.head.indices(problem.sizes.heads))
     shared = [problem.kv_head(head) for head in heads]
-    q = _rounded(problem.q[part.batch, part.head][:, :, part.rows].to(torch.float32), dtype)
-    k = _rounded(problem.k[part.batch][:, shared].to(torch.float32), dtype)
+    q = _rounded(
+        problem.q[part.batch, part.head][:, :, part.rows].to(problem.device, torch.float32), dtype
+    )
+    k = _rounded(problem.k[part.batch][:, shared].to(problem.device, torch.float32), dtype)
     factor = problem.scale / problem.temperature
     turned = k.transpose(-1, -2)  # (b, h, d_k, S_k)
     if keeping is Keeping.INPUTS:
@@ -207,11 +208,15 @@ def _finish(
     masked = _masked(variant, part, scaled)
     visible = problem.mask.visible(part.batch, part.head, part.rows, slice(None))
     visible = visible.expand(masked.shape)
-    sink = None if problem.sinks is None else problem.sinks[part.head][None, :, None]
+    sink = (
+        None
+        if problem.sinks is None
+        else problem.sinks[part.head].to(problem.device)[None, :, None]
+    )
     soft = softmax(masked, visible, sink)
     found = {Target.WEIGHTS: soft.weights, Target.LOGSUMEXP: soft.logsumexp[..., None]}
     if problem.v is not None:
-        v = problem.v[part.batch][:, shared].to(torch.float64)
+        v = problem.v[part.batch][:, shared].to(problem.device, torch.float64)
         found[Target.OUTPUT] = weighted_sum(soft.weights, v, visible)
     return found
 
