@@ -39,7 +39,7 @@ class Program(TyperGroup):
             abandon_stdout()
             code = 0
         except (Exception, KeyboardInterrupt) as error:
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and error.filename is None:
                 abandon_stdout()
             code = explain_failure(error)
         sys.exit(code)

@@ -97,7 +97,7 @@ def _guarded(work: Callable[[], None], debug: bool) -> None:
     except BrokenPipeError:  # `| head`: the reader has seen enough, and nothing failed
         abandon_stdout()
     except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.filename is None:
             abandon_stdout()
         if debug and not isinstance(error, typer.Exit):
             import traceback

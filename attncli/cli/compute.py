@@ -86,7 +86,9 @@ def register(app: typer.Typer) -> None:
         if chosen.step and not chosen.explain:
             raise UsageError("--step", "expected --explain beside it, got --step alone")
         groups = load_groups(inputs, example=True)
-        if len({group.source for group in groups}) > 1:
+        if len({group.source for group in groups}) > 1 or len({g.name for g in groups}) < len(
+            groups
+        ):
             raise UsageError("FILE", "expected one bundle, got several", "run once for each")
         _run([_prepare(group, inputs, shape, chosen, work) for group in groups], chosen, work)
 
