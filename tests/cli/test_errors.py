@@ -1,0 +1,207 @@
+"""One line, one code: whatever is wrong with the command line, the data or the machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plain import Run
+
+PROGRAM = [sys.executable, "-m", "attncli"]
+
+USAGE = {
+    "compute --causel": "--causel: expected an option of `attncli compute`, got no such one",
+    "compute --digits": "--digits: expected a value, got none",
+    "compute --digits x": "--digits: expected a whole number from 0 to 17, got 'x'",
+    "compute --digits 18": "--digits: expected a whole number from 0 to 17, got 18",
+    "compute --max-values -1": "--max-values: expected a whole number of at least 0, got -1",
+    "compute --scale x": "--scale: expected a number, got 'x'",
+    "compute --scale nan": "--scale: expected a finite number, got nan",
+    "compute --scale inf": "--scale: expected a finite number, got inf",
+    "compute --temperature 0": "--temperature: expected a finite number above 0, got 0.0",
+    "compute --softcap -1": "--softcap: expected a finite number above 0, got -1.0",
+    "compute -f xml": "--format: expected one of table, json, ndjson, csv, got 'xml'",
+    "compute --layout sbhd": "--layout: expected one of bhsd, bshd, bsh, got 'sbhd'",
+    "compute --causal=yes": "--causal: expected no value, got one",
+    "compute --rows x": "--rows: expected whole numbers, got 'x'",
+    "compute --rows 4": "--rows: expected an index from -4 to 3, got 4",
+    "compute --rows ,": "--rows: expected at least one value, got none",
+    "compute --stage ,": "--stage: expected at least one name, got none",
+    "compute --stage softmax": "--stage: expected one of scores, scaled, masked, weights, output",
+    "compute --stage capped": "--stage: expected one of scores, scaled, masked, weights, output",
+    "compute --prefix 1": "--prefix: expected --causal beside it",
+    "compute --left-window -1": "--left-window: expected a whole number of at least 0, got -1",
+    "compute --key-lengths 5": "--key-lengths: expected at most 4",
+    "compute --mask-true drop": "--mask-true: expected --attn-mask beside it, got none",
+    "compute --step": "--step: expected --explain beside it",
+    "compute --explain --step": "--step: expected a terminal to wait at, got none",
+    "compute --explain -f csv": "--explain: expected --format table or json, got csv",
+    "compute --wo q.npy": "--x: expected --x, --wq and --wk together, got only --wo",
+    "compute --wv q.npy": "--x: expected --x, --wq and --wk together, got only --wv",
+    "compute --x q.npy --wq q.npy --wk q.npy --wo q.npy": "--wo: expected --wv beside it",
+    "compute --layout bsh": "--layout: expected files beside it, got none",
+    "compute --weights-layout out-in": "--weights-layout: expected --x and weights beside it",
+    "compute --group a": "--group: expected a bundle beside it, got no file",
+    "compute q.npy k.npy --seed 1": "--seed: expected nothing beside the files, got it",
+    "compute q.npy k.npy --q-len 1": "--q-len: expected nothing beside the files, got it",
+    "compute q.npy": "--k: expected q and k, got only q",
+    "compute q.npy k.npy v.npy q.npy": "FILE: expected q, k and v, got 4 files",
+    "compute bundle.npz q.npy": "q.npy: expected either bundles or files of one tensor each",
+    "compute bundle.npz bundle.npz": "FILE: expected one bundle, got several",
+    "compute - -": "-: expected standard input to be read once, got it several times",
+    "compute --q - --k -": "-: expected standard input to be read once, got it several times",
+    "compute --q bundle.npz --k k.npy": "--q: expected one tensor, got a file of 3",
+    "compute q.npy k.npy --causal": "--query-offset: expected a value, since --causal needs",
+    "compute q.npy k.npy --sinks 1": "--sinks: expected one logit per query head (H=4), got (1,)",
+    "compute q.npy k.npy --heads 3": "--heads: expected 4",
+    "compute --heads 3 --kv-heads 2": "--kv-heads: expected a divisor of --heads 3, got 2",
+    "compute --dk 0": "--dk: expected at least 1, got 0",
+    "compute --seed -1": "--seed: expected at least 0, got -1",
+    "compute --device tpu": "--device: expected auto, cpu, cuda or cuda:N, got tpu",
+    "compute --dtype int8": "--dtype: expected one of float64,",
+    "compute --save x.txt": "x.txt: expected a name that ends in .npz, .safetensors or .npy",
+    "comput": "comput: expected a command, got no such one",
+    "--verbose": "--verbose: expected an option of `attncli`, got no such one",
+    "inspect": "FILE: expected at least one, got none",
+}
+
+
+@pytest.mark.parametrize("line", USAGE)
+def test_faults_of_the_command_line(run: Run, files: Path, line: str) -> None:
+    outcome = run(*line.split(), code=2)
+    assert_told(outcome.stdout, outcome.stderr, USAGE[line])
+
+
+DATA = {
+    "compute no.npy k.npy": "no.npy: expected a file, got no file of this name",
+    "compute . k.npy": ".: expected a .npy, .npz, .safetensors or .pt file, got a directory",
+    "compute empty k.npy": "empty: expected a .npy, .npz, .safetensors or .pt file, got an empty",
+    "compute text k.npy": "text: expected a .npy, .npz, .safetensors or .pt file, got",
+    "compute q.npy v.npy": "k (v.npy): expected d_k=8 like q (2, 4, 5, 8), got (2, 2, 7, 6)",
+    "compute q.npy k.npy q.npy": "v (q.npy): expected H_kv=2 and S_k=7",
+    "compute object.npy k.npy": "object.npy: expected",
+    "compute complex.npy k.npy": "complex.npy: expected",
+    "compute bundle.npz --group x": "bundle.npz: expected a group x",
+    "compute bundle.npz::z k.npy": "bundle.npz: expected a tensor named z, got q, k, v",
+    "compute bundle.npz --attn-mask q.npy": "--attn-mask: expected (B=2, H=4, S_q=5, S_k=7)",
+    "compute bundle.npz --attn-mask no.npy": "no.npy: expected a file, got no file",
+    "compute bundle.npz --key-padding v.npy": "--key-padding: expected (B=2, S_k=7), got",
+    "compute --q-len 10000000000": "--q-len, --k-len: needs",
+    "compute --device cuda:99": "--device: expected one of",
+    "compute -o no/where.txt": "no/where.txt: expected a folder no to write to",
+    "compute -o .": ".: expected a file to write, got a directory",
+    "compute --save no/where.npz": "no/where.npz: expected a folder no to write to",
+    "compute -o /dev/full": "/dev/full: needs more room than the disk has left",
+    "inspect no.npy": "no.npy: expected a file, got no file of this name",
+}
+
+
+@pytest.mark.parametrize("line", DATA)
+def test_faults_of_data_and_machine(run: Run, files: Path, line: str) -> None:
+    Path("empty").touch()
+    Path("text").write_text("hello\n")
+    np.save("object.npy", np.array([{}, 1], object), allow_pickle=True)
+    np.save("complex.npy", np.ones((2, 2), complex))
+    outcome = run(*line.split(), code=1)
+    assert_told(outcome.stdout, outcome.stderr, DATA[line])
+
+
+def assert_told(stdout: str, stderr: str, beginning: str) -> None:
+    """One line of error, at most one of advice, nothing of results, nothing dangerous."""
+    lines = stderr.splitlines()
+    assert lines[0].startswith(f"attncli: error: {beginning}")
+    assert 1 <= len(lines) <= 2
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert "allow_pickle" not in stderr
+    assert "weights_only" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("compute --causel", "did you mean --causal?"),
+        ("comput", "did you mean compute?"),
+        ("compute --digits", "`attncli compute --help` lists what it takes"),
+        ("compute k.npu q.npy", "Did you mean"),
+        ("compute q.npy k.npy --causal", "top-left"),
+    ],
+)
+def test_advice(run: Run, files: Path, line: str, advice: str) -> None:
+    assert advice in run(*line.split(), code=1 if "npu" in line else 2).stderr
+
+
+def test_debug_shows_where(run: Run, files: Path) -> None:
+    assert "Traceback" in run("compute", "--rows", "9", "--debug", code=2).stderr
+    assert "Traceback" in run("compute", "no.npy", "k.npy", "--debug", code=1).stderr
+
+
+def test_memory_is_refused_before_it_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attncli.files.limits.available_memory", lambda: 1000)
+    outcome = run("compute", code=1)
+    assert outcome.stderr.startswith("attncli: error: --max-values: needs")
+    assert "--format csv" in outcome.stderr
+
+
+def test_a_failed_run_leaves_the_old_file(run: Run, files: Path) -> None:
+    Path("out.json").write_text("old")
+    np.save("nan.npy", np.full((2, 2), np.nan))
+    run("compute", "nan.npy", "nan.npy", "-o", "out.json", code=1)
+    assert Path("out.json").read_text() == "old"
+    run("compute", "-o", "out.json", "-f", "json")
+    assert Path("out.json").read_text().startswith("{")
+    assert not list(Path().glob(".*tmp"))
+
+
+def test_disk_full_at_standard_output(files: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*PROGRAM, "inspect", "q.npy"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "attncli: error: standard output: expected free space, got a full disk\n"
+    )
+
+
+@pytest.mark.parametrize("line", ["inspect q.npy -f ndjson", "--help", "inspect --help"])
+def test_a_reader_that_has_gone_is_no_failure(files: Path, line: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*PROGRAM, *line.split()], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_interrupt(files: Path) -> None:
+    lengths = ["--q-len", "30000", "--k-len", "30000"]
+    running = subprocess.Popen(
+        [*PROGRAM, "compute", *lengths, "--stage", "weights", "--save", "w.npz", "-o", "t"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 40
+    while not list(Path().glob(".w.npz.*")) and time.monotonic() < until:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    out, said = running.communicate(timeout=30)
+    assert (running.returncode, out, said) == (130, "", "attncli: interrupted\n")
+    left = sorted(path.name for path in Path().iterdir())
+    assert left == ["bundle.npz", "k.npy", "q.npy", "v.npy"]
+
+
+def test_an_unforeseen_fault_is_one_line_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise ValueError("some\nthing")
+
+    monkeypatch.setattr("attncli.attention.draw.example", fail)
+    outcome = run("compute", code=1)
+    assert outcome.stderr.startswith("attncli: error: unexpected ValueError: some thing\n")
