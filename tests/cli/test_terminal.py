@@ -1,0 +1,246 @@
+"""What people see: within the terminal's width, with what is left out announced."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plain import Run
+
+from attncli.report.choices import Color
+from attncli.report.grid import GridColumn, grid, text_width
+from attncli.report.numbers import decimals
+from attncli.report.printer import Printer
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard output is a terminal of 80 columns, without colour unless it is asked for."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(Printer, "on_terminal", property(lambda self: self.target == "-"))
+
+
+def widest(text: str) -> int:
+    return max(text_width(ANSI.sub("", line)) for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "compute",
+        "compute --digits 17",
+        "compute --digits 0 --softcap 2 --temperature 3 --causal --left-window 2",
+        "compute --heads 6 --q-len 40 --k-len 40",
+        "compute wide.npy wide.npy --digits 9",
+        "compute --explain",
+        "compute --explain --digits 15 --heads 2 --alibi",
+        "inspect bundle.npz q.npy a-name-that-is-far-too-long-for-any-narrow-terminal-of-ours.npy",
+    ],
+)
+@pytest.mark.usefixtures("terminal")
+def test_nothing_is_wider_than_the_terminal(run: Run, files: Path, line: str) -> None:
+    np.save("wide.npy", np.array([[123456.789, -1e12], [1e-9, 99999.5]]))
+    np.save("a-name-that-is-far-too-long-for-any-narrow-terminal-of-ours.npy", np.ones(3))
+    out = run(*line.split()).stdout
+    assert widest(out) <= 80, [text for text in out.splitlines() if len(text) > 80]
+
+
+@pytest.mark.usefixtures("terminal")
+def test_what_is_left_out_is_announced(run: Run) -> None:
+    out = run("compute", "--heads", 6, "--q-len", 40, "--k-len", 40, "--stage", "weights").stdout
+    assert "25 of 40 rows not shown: --rows, or --format csv" in out
+    assert re.search(r"\d+ of 40 columns not shown: --format csv, or a wider terminal", out)
+    assert "2 of 6 heads not shown: --head-index, --batch-index" in out
+    assert re.search(r"^ +39 ", out, re.MULTILINE), "the last row is always there"
+
+
+def test_piped_tables_are_complete(run: Run) -> None:
+    sizes = ("--heads", 6, "--q-len", 40, "--k-len", 40)
+    out = run("compute", *sizes, "--stage", "weights").stdout
+    assert "not shown" not in out
+    assert out.count("batch 0, head ") == 6
+    rows = [line for line in out.splitlines() if re.match(r" +\d+ 0\.\d{4} ", line)]
+    assert len(rows) == 6 * 40
+    assert {len(row.split()) for row in rows} == {1 + 40 + 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "expected"),
+    [
+        ((), {}, False),
+        (("--color", "always"), {}, True),
+        (("--color", "always"), {"NO_COLOR": "1"}, True),
+        (("--color", "always"), {"TERM": "dumb"}, True),
+        (("--color", "never"), {"FORCE_COLOR": "1"}, False),
+        ((), {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_colour_off_a_terminal(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    environment: dict[str, str],
+    expected: bool,
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    out = run("compute", *options).stdout
+    assert ("\x1b[" in out) is expected
+    assert ANSI.sub("", out) == run("compute").stdout
+
+
+def test_weights_are_shaded_by_size(run: Run) -> None:
+    out = run("compute", "--stage", "weights", "--color", "always").stdout
+    shades = set(re.findall(r"48;[0-9;]*", out))
+    assert len(shades) > 2
+    assert "48;" not in run("compute", "--stage", "output", "--color", "always").stdout
+
+
+def test_masked_cells_are_dots_and_entropies_stand_beside(run: Run) -> None:
+    out = run("compute", "--causal", "--stage", "masked,weights").stdout
+    row = next(line for line in out.splitlines() if line.strip().startswith("2 0.3866"))
+    assert row.split() == ["2", "0.3866", "0.5145", "0.0989", "·", "1.3535"]
+    assert "-inf" not in out
+    nats = run("compute", "--causal", "--stage", "weights", "--unit", "nats").stdout
+    assert "entropy (nats)" in nats
+    assert f"{1.353528 * np.log(2):.4f}" in nats
+
+
+def test_names_are_neither_markup_nor_terminal_codes(run: Run, files: Path) -> None:
+    for name in ("[red]x[red]", "[bold]", ":smile:"):
+        Path(name).write_bytes(Path("bundle.npz").read_bytes())
+        assert run("compute", name, "--stage", "output").stdout.startswith(name)
+    np.savez("g.npz", **{f"a\x1b[31m.{role}": np.eye(2) for role in "qk"})
+    assert "\x1b" not in run("compute", "g.npz").stdout
+    assert "\x1b" not in run("inspect", "g.npz").stdout
+
+
+def test_digits(run: Run) -> None:
+    assert " 0.22 " in run("compute", "--digits", 2).stdout
+    first = json.loads(run("compute", "-f", "json").stdout)["data"]["stages"]["weights"]
+    value = first["values"][0][0][0][0]
+    assert f" {value:.17f} " in run("compute", "--digits", 17).stdout
+    assert run("compute", "--digits", 2, "-f", "csv").stdout == run("compute", "-f", "csv").stdout
+
+
+def test_names_with_slashes_are_no_closing_tags(run: Run, files: Path) -> None:
+    Path("[").mkdir()
+    Path("[/tmp]").write_bytes(Path("bundle.npz").read_bytes())
+    assert run("compute", "[/tmp]", "--stage", "output").stdout.startswith("[/tmp] ")
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "expected"),
+    [
+        (0.0, 4, "0.0000"),
+        (-0.0, 4, "0.0000"),
+        (-0.00001, 2, "0.00"),
+        (-0.3, 0, "0"),
+        (1e-9, 4, "1.00e-09"),
+        (123456789.0, 4, "1.23e+08"),
+        (float("nan"), 4, "nan"),
+        (float("-inf"), 4, "-inf"),
+        (None, 4, "–"),
+    ],
+)
+def test_numbers(value: float | None, digits: int, expected: str) -> None:
+    assert decimals(value, digits) == expected
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_table_too_wide_is_split_and_keeps_its_keys() -> None:
+    key = GridColumn("name", ["a", "b"], is_text=True, is_key=True)
+    others = [GridColumn(f"column {n}", ["1" * 20, "2"]) for n in range(6)]
+    text = grid([key, *others], Printer(color=Color.NEVER)).plain
+    assert widest(text) <= 80
+    assert text.count("name") == 2
+    assert [f"column {n}" in text for n in range(6)] == [True] * 6
+
+
+# Opening a terminal as the leader of a new session makes it the one that ^C comes from.
+LEADER = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
+PROMPT = b"q: quit "
+
+
+def on_a_terminal(arguments: list[str], *answers: bytes, **environment: str) -> tuple[int, str]:
+    """Run the program on a pseudo-terminal of 80 columns; its exit code and what it shows.
+
+    Each answer is typed once the program has asked for it.
+    """
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    forgotten = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "COLORTERM")
+    kept = {name: value for name, value in os.environ.items() if name not in forgotten}
+    running = subprocess.Popen(
+        [sys.executable, "-c", LEADER, sys.executable, "-m", "attncli", *arguments],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env=kept | {"TERM": "xterm-256color"} | environment,
+        start_new_session=True,
+    )
+    os.close(child)
+    shown, typed = b"", 0
+    try:
+        while select.select([parent], [], [], 60)[0]:
+            shown += os.read(parent, 65536)
+            if shown.count(PROMPT) > typed < len(answers):
+                os.write(parent, answers[typed])
+                typed += 1
+    except OSError:  # how Linux says that nobody is left at the other end
+        return running.wait(timeout=60), shown.decode().replace("\r\n", "\n")
+    finally:
+        running.kill()
+        os.close(parent)
+    raise AssertionError(f"no end after {shown!r}")
+
+
+def test_a_real_terminal() -> None:
+    code, shown = on_a_terminal(["compute", "--heads", "5", "--k-len", "30", "--stage", "weights"])
+    assert code == 0
+    assert widest(shown) <= 80
+    assert "48;5;" in shown
+    assert "of 30 columns not shown" in shown
+
+
+def test_a_real_terminal_without_colour_or_unicode() -> None:
+    plain = {"PYTHONIOENCODING": "ascii", "TERM": "dumb", "LC_ALL": "C"}
+    code, shown = on_a_terminal(["compute", "--causal"], **plain)
+    assert code == 0
+    assert shown.isascii()
+    assert "\x1b" not in shown
+    assert "scores = Q K^T" in shown
+    assert widest(shown) <= 80
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "pages"),
+    [
+        ((b"\n", b"\n", b"b\n", b"q\n"), 0, [1, 2, 3, 2]),
+        ((b"\x04",), 0, [1]),
+        ((b"\n", b"\x03"), 130, [1, 2]),
+    ],
+    ids=["enter-back-quit", "end-of-input", "interrupt"],
+)
+def test_step_by_step(answers: tuple[bytes, ...], code: int, pages: list[int]) -> None:
+    found, shown = on_a_terminal(["compute", "--explain", "--step"], *answers)
+    assert found == code
+    assert [int(page) for page in re.findall(r"\[(\d+)/\d+\] Enter", shown)] == pages
+    assert "Traceback" not in shown
+    assert widest(shown) <= 80
