@@ -28,6 +28,9 @@ _AS_GOOD = 2.0
 _EQUALLY_SMALL = 0.02
 # A mistake has to bring the errors down, not merely below a threshold that they just exceeded.
 _BETTER = 0.5
+# A softmax over queries needs every row, even for a sample: above this it is tried last.
+_CHEAP_CELLS = 1 << 22
+_OVER_QUERIES = tuple(one for one in MISTAKES if one.name == "softmax:axis")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,9 @@ def _find(
     before = judge(base, evidence, evidence.sample)
     tried = [t for m in _single(evidence) if (t := _try(m, base, evidence)) is not None]
     explaining = _explaining(tried, evidence, before)
+    if not explaining and _is_costly(base):
+        tried += [t for m in _OVER_QUERIES if (t := _try(m, base, evidence)) is not None]
+        explaining = _explaining(tried, evidence, before)
     found = _as_hypotheses(tried, explaining, prefix)
     found += _special(base, evidence, prefix, explained=bool(explaining))
     if not any(one.matches for one in found):
@@ -128,11 +134,22 @@ def _find(
 def _single(evidence: Evidence) -> list[Mistake]:
     """The table, and the mistakes that are read off the candidate."""
     only_logsumexp = all(one.target is Target.LOGSUMEXP for one in evidence.candidates)
+    late = _OVER_QUERIES if _is_costly(evidence.base) else ()
     return [
-        *(one for one in MISTAKES if one.family != "softmax" or not only_logsumexp),
+        *(
+            one
+            for one in MISTAKES
+            if one not in late and (one.family != "softmax" or not only_logsumexp)
+        ),
         Mistake("scale:fitted", lambda variant: fitted_scale(variant, evidence)),
         Mistake("heads:value-head", lambda variant: other_value_heads(variant, evidence)),
     ]
+
+
+def _is_costly(variant: Variant) -> bool:
+    """Whether a pass over all queries and keys is worth putting off."""
+    sizes = variant.problem.sizes
+    return sizes.batch * sizes.heads * sizes.q_len * sizes.k_len > _CHEAP_CELLS
 
 
 def _try(mistake: Mistake, variant: Variant, evidence: Evidence) -> _Tried | None:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from attncli.attention.options import AttentionOptions
     from attncli.attention.problem import Problem
 
-# Cells of one block: 2²¹ float64 are 16 MiB, and a handful of such arrays live at once.
-BLOCK_CELLS = 1 << 21
+# Cells of one block: 2¹⁸ float64 are 2 MiB, so that a handful of such arrays stay in the cache.
+BLOCK_CELLS = 1 << 18
 
 
 class SoftmaxOver(StrEnum):

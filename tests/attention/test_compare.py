@@ -1,0 +1,248 @@
+"""Comparisons with the reference: right candidates pass, wrong cells are found and placed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from attncli.attention.check.candidate import values_dtype
+from attncli.attention.check.pair import compare_pair
+from attncli.attention.compare import Comparison, Target, compare, read_candidate
+from attncli.attention.options import AttentionOptions, Layout
+from attncli.attention.problem import Problem, make_problem
+from attncli.errors import DataError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    drawn = np.random.default_rng(seed).standard_normal(shape)
+    return torch.from_numpy(drawn).to(dtype)
+
+
+def kernel_draw(seed: int, dtype: torch.dtype) -> tuple[Problem, AttentionOptions, torch.Tensor]:
+    """A random problem in a dtype and what torch's kernel of that dtype makes of it."""
+    random = np.random.default_rng(seed)
+    batch, shared, group = (int(random.integers(1, 4)) for _ in range(3))
+    length, width = int(random.integers(1, 80)), int(random.choice([8, 32, 64]))
+    size = float(random.choice([0.5, 1, 3]))
+    q = size * torch.from_numpy(random.standard_normal((batch, shared * group, length, width)))
+    k, v = (
+        torch.from_numpy(random.standard_normal((batch, shared, length, width))) for _ in range(2)
+    )
+    q, k, v = (tensor.to(dtype) for tensor in (q, k, v))
+    causal = bool(random.random() < 0.5)
+    output = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    options = AttentionOptions(causal=causal)
+    return make_problem(q, k, v, options), options, output
+
+
+def compared(problem: Problem, options: AttentionOptions, output: torch.Tensor) -> Comparison:
+    return compare(problem, options, [read_candidate(Target.OUTPUT, output, problem)])[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_outputs_of_honest_kernels_pass(dtype: torch.dtype) -> None:
+    failed = [seed for seed in range(34) if not compared(*kernel_draw(seed, dtype)).passed]
+    assert failed == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_half_precision_output_saved_as_float32_keeps_its_tolerance(dtype: torch.dtype) -> None:
+    problem, options, output = kernel_draw(3, dtype)
+    assert values_dtype(output.float()) == dtype
+    assert compared(problem, options, output.float()).passed
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_wrong_cell_of_a_million_fails_and_is_named(dtype: torch.dtype) -> None:
+    q, k, v = (normal(seed, 1, 4, 256, 16, dtype=dtype) for seed in range(3))
+    v = torch.cat([v] * 61, -1)  # (1, 4, 256, 976): 999,424 cells
+    options = AttentionOptions(causal=True)
+    problem = make_problem(q, k, v, options)
+    output = scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
+    output = output.to(dtype)
+    assert compared(problem, options, output).passed
+    right = float(output[0, 2, 100, 500])
+    output[0, 2, 100, 500] += 0.1
+    found = compared(problem, options, output)
+    assert not found.passed
+    assert (found.mismatches, found.worst_index) == (1, (0, 2, 100, 500))
+    assert found.expected == pytest.approx(right, abs=0.01)
+    assert found.places.findings == (
+        "only head 2 of 4",
+        "only row 100 of 256",
+        "only column 500 of 976",
+    )
+
+
+def test_errors_are_those_of_the_definition() -> None:
+    q, k, v = (normal(seed, 1, 2, 5, 4, dtype=torch.float64) for seed in range(3))
+    right = scaled_dot_product_attention(q, k, v)
+    wrong = right + 0.1 * normal(9, *right.shape, dtype=torch.float64)
+    options = AttentionOptions()
+    found = compared(make_problem(q, k, v, options), options, wrong)
+    error = (wrong - right).abs()
+    assert found.max_abs_error == pytest.approx(float(error.max()), rel=1e-9)
+    assert found.max_rel_error == pytest.approx(float((error / right.abs()).max()), rel=1e-9)
+    assert found.rms_error == pytest.approx(float(error.square().mean().sqrt()), rel=1e-9)
+    cosine = torch.cosine_similarity(wrong.flatten(), right.flatten(), dim=0)
+    assert found.cosine == pytest.approx(float(cosine), rel=1e-9)
+    assert found.mismatches == found.cells == 40
+
+
+def test_tolerances_of_the_caller_are_taken() -> None:
+    problem, options, output = kernel_draw(0, torch.float32)
+    candidate = read_candidate(Target.OUTPUT, output + 0.01, problem)
+    assert compare(problem, options, [candidate], atol=0.02)[0].passed
+    strict = compare(problem, options, [candidate], rtol=0.0, atol=0.005)[0]
+    assert (strict.passed, strict.rtol, strict.atol) == (False, 0.0, 0.005)
+
+
+def test_padded_queries_are_left_out() -> None:
+    q, k, v = (normal(seed, 2, 1, 6, 4) for seed in range(3))
+    options = AttentionOptions(query_lengths=(6, 3))
+    output = scaled_dot_product_attention(q, k, v)
+    output[1, :, 3:] = 99.0
+    found = compared(make_problem(q, k, v, options), options, output)
+    assert found.passed
+    assert found.cells == 9 * 4
+
+
+def test_weights_and_logsumexp_are_compared_without_values() -> None:
+    q, k = normal(0, 2, 3, 6, 8), normal(1, 2, 3, 6, 8)
+    options = AttentionOptions(causal=True)
+    problem = make_problem(q, k, None, options)
+    hidden = (q @ k.mT / math.sqrt(8)).masked_fill(~torch.ones(6, 6).tril().bool(), -math.inf)
+    candidates = [
+        read_candidate(Target.WEIGHTS, hidden.softmax(-1), problem),
+        read_candidate(Target.LOGSUMEXP, hidden.logsumexp(-1), problem),
+    ]
+    assert [one.passed for one in compare(problem, options, candidates)] == [True, True]
+    moved = read_candidate(Target.LOGSUMEXP, hidden.logsumexp(-1) + 0.01, problem)
+    found = compare(problem, options, [moved])[0]
+    assert not found.passed
+    assert found.worst_index is not None
+    assert len(found.worst_index) == 3
+    with pytest.raises(DataError, match="expected v"):
+        read_candidate(Target.OUTPUT, q, problem)
+
+
+def test_nan_of_empty_rows_is_located_and_explained() -> None:
+    q, k, v = (normal(seed, 1, 1, 4, 4) for seed in range(3))
+    mask = np.ones((4, 4), bool)
+    mask[2] = False
+    options = AttentionOptions(attn_mask=mask)
+    output = scaled_dot_product_attention(q, k, v, attn_mask=torch.from_numpy(mask))
+    assert compared(make_problem(q, k, v, options), options, output).passed
+    output[:, :, 2] = math.nan
+    found = compared(make_problem(q, k, v, options), options, output)
+    assert (found.n_nan, found.worst_index) == (4, (0, 0, 2, 0))
+    assert found.explanation is not None
+    assert "all of them see no key" in found.explanation
+    assert "only rows that see no key" in found.places.findings
+
+
+def test_overflow_before_the_scale_is_explained() -> None:
+    q, k, v = (normal(seed, 1, 1, 4, 16, dtype=torch.float16) for seed in range(3))
+    q, k = q * 300, k * 300
+    options = AttentionOptions()
+    scores = (q.float() @ k.float().mT).half().float()
+    output = ((scores / 4).softmax(-1) @ v.float()).half()
+    assert bool(torch.isnan(output).any())
+    found = compared(make_problem(q, k, v, options), options, output)
+    assert found.explanation is not None
+    assert "beyond float16's 65504" in found.explanation
+
+
+def test_places_name_the_batches_with_padding() -> None:
+    q, k, v = (normal(seed, 3, 2, 8, 4) for seed in range(3))
+    options = AttentionOptions(key_lengths=(8, 5, 8))
+    problem = make_problem(q, k, v, options)
+    ignored = scaled_dot_product_attention(q, k, v)
+    found = compared(problem, options, ignored)
+    assert found.places.batches == (1,)
+    assert "only the batches with padded keys" in found.places.findings
+
+
+def test_places_name_the_first_rows_and_growth() -> None:
+    q, k, v = (normal(seed, 1, 1, 32, 4, dtype=torch.float64) for seed in range(3))
+    options = AttentionOptions()
+    problem = make_problem(q, k, v, options)
+    right = scaled_dot_product_attention(q, k, v)
+    first = right.clone()
+    first[:, :, :3] += 1
+    assert (
+        "only the first rows (rows 0 to 2 of 32)"
+        in compared(problem, options, first).places.findings
+    )
+    growing = right + torch.arange(1, 33)[:, None] * 1e-3
+    found = compared(problem, options, growing)
+    assert found.places.trend == pytest.approx(1.0)
+    assert "growing with the position" in found.places.findings
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "layout", "reading"),
+    [
+        (Target.OUTPUT, (2, 3, 5, 7), Layout.BHSD, None),
+        (Target.OUTPUT, (2, 5, 3, 7), Layout.BHSD, "layout:output"),
+        (Target.OUTPUT, (2, 5, 21), Layout.BHSD, "layout:packed"),
+        (Target.OUTPUT, (2, 5, 3, 7), Layout.BSHD, None),
+        (Target.OUTPUT, (2, 5, 21), Layout.BSH, None),
+        (Target.OUTPUT, (2, 3, 5, 7), Layout.BSH, "layout:output"),
+        (Target.WEIGHTS, (2, 3, 5, 6), Layout.BHSD, None),
+        (Target.WEIGHTS, (2, 5, 6), Layout.BHSD, "heads:averaged"),
+        (Target.LOGSUMEXP, (2, 3, 5), Layout.BHSD, None),
+        (Target.LOGSUMEXP, (2, 3, 5, 1), Layout.BHSD, None),
+        (Target.LOGSUMEXP, (2, 5, 3), Layout.BHSD, "layout:output"),
+    ],
+)
+def test_shapes_are_told_apart(
+    target: Target, shape: tuple[int, ...], layout: Layout, reading: str | None
+) -> None:
+    problem = make_problem(
+        normal(0, 2, 3, 5, 4), normal(1, 2, 3, 6, 4), normal(2, 2, 3, 6, 7), AttentionOptions()
+    )
+    found = read_candidate(target, normal(3, *shape), problem, layout)
+    width = {Target.OUTPUT: 7, Target.WEIGHTS: 6, Target.LOGSUMEXP: 1}[target]
+    assert (found.reading, found.values.shape) == (reading, (2, 3, 5, width))
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 3, 5, 8), (2, 7, 3, 5), (210,)])
+def test_other_shapes_are_data_errors(shape: tuple[int, ...]) -> None:
+    problem = make_problem(
+        normal(0, 2, 3, 5, 4), normal(1, 2, 3, 6, 4), normal(2, 2, 3, 6, 7), AttentionOptions()
+    )
+    with pytest.raises(DataError, match=r"expected shape \(2, 3, 5, 7\)"):
+        read_candidate(Target.OUTPUT, normal(3, *shape), problem)
+
+
+def test_short_shapes_stand_for_axes_of_one() -> None:
+    problem = make_problem(normal(0, 5, 4), normal(1, 6, 4), normal(2, 6, 7), AttentionOptions())
+    assert read_candidate(Target.OUTPUT, normal(3, 5, 7), problem).values.shape == (1, 1, 5, 7)
+    assert read_candidate(Target.LOGSUMEXP, normal(3, 5), problem).values.shape == (1, 1, 5, 1)
+
+
+def test_of_a_pair_the_closer_one_is_named() -> None:
+    q, k, v = (normal(seed, 1, 2, 16, 8) for seed in range(3))
+    options = AttentionOptions()
+    problem = make_problem(q, k, v, options)
+    good = scaled_dot_product_attention(q, k, v)
+    bad = good.clone()
+    bad[0, 1, 9:] += 0.1
+    first, second = (read_candidate(Target.OUTPUT, t, problem) for t in (bad, good))
+    found = compare_pair(problem, options, first, second)
+    assert (found.closer, found.first.passed, found.second.passed) == (2, False, True)
+    assert found.first_part == (0, 1, 9)
+    assert found.max_abs_error == pytest.approx(0.1, rel=1e-4)
+    assert found.mismatches == 7 * 8
