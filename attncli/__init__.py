@@ -20,6 +20,8 @@ _HOMES = {
     "compute": "attncli.api.compute",
     "Computed": "attncli.api.compute",
     "StageStatistics": "attncli.api.compute",
+    "mask": "attncli.api.mask",
+    "AuditedMask": "attncli.api.mask",
     "AttentionOptions": "attncli.attention.options",
     "Corner": "attncli.attention.options",
     "Layout": "attncli.attention.options",
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from attncli.api.compute import Computed as Computed
     from attncli.api.compute import StageStatistics as StageStatistics
     from attncli.api.compute import compute as compute
+    from attncli.api.mask import AuditedMask as AuditedMask
+    from attncli.api.mask import mask as mask
     from attncli.attention.options import AttentionOptions as AttentionOptions
     from attncli.attention.options import Corner as Corner
     from attncli.attention.options import Layout as Layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,14 +13,16 @@ from attncli.attention.options import Layout
 from attncli.cli.command import command
 from attncli.cli.options import Many, ShapeOptions, WorkOptions, make_printer
 from attncli.cli.values import several
-from attncli.errors import CheckFailedError, UsageError
+from attncli.errors import UsageError
 from attncli.report.choices import Format
+from attncli.report.mask import Results, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from attncli.attention.mask import Mask
-    from attncli.attention.mask_audit import MaskAudit
+    from attncli.attention.mask_audit import MaskAudit, MaskRecord
+    from attncli.attention.recognise import MaskRecognition
     from attncli.cli.mask_sizes import Sized
     from attncli.cli.shape import Shape
     from attncli.report.printer import Printer
@@ -103,6 +106,12 @@ def register(app: typer.Typer) -> None:
 
         The options that shape attention build it; --attn-mask FILE is recognised: causal (which
         corner), windows, prefix, padding, packed documents, or probably inverted.
+
+        --fail-on leak: the mask of --attn-mask shows a cell that --causal, a window, --segments or
+        key padding beside it hides. Without any of these, one beyond the pattern nearest to it.
+
+        Additive values count as they stand: only -inf hides. Where -10000 or less was meant to, as
+        finfo.min is, both readings are told and drawn.
         """
         from attncli.cli.mask_sizes import find_sizes
         from attncli.cli.shape import read_shape
@@ -121,28 +130,81 @@ def run_mask(
     """Build, audit, save and judge."""
     from attncli.attention.mask import build_mask
     from attncli.attention.mask_audit import audit
+    from attncli.cli.mask_judge import find_leaks, judge
     from attncli.cli.mask_sizes import sizes_of
 
-    options = read.options if sized.mask is None else replace(read.options, attn_mask=sized.mask)
-    read = replace(read, options=options)
+    options = read.options
+    if sized.mask is not None:
+        options = replace(options, attn_mask=sized.mask)
+        files = read.files | {"attn_mask": str(sized.mask_source)}
+        read = replace(read, options=options, files=files)
     sizes = sizes_of(chosen, options, sized)
     built = build_mask(options, sizes)
     printer.warn(built.warnings)
     judged = audit(built)
+    found = find_leaks(chosen, read, built, judged)
+    second = _second_reading(built)
+    judged = judged if second is None else _with_both(judged, second)
+    printer.warn(_suspicions(judged, second))
     if chosen.save is not None:
         _save(built, chosen, printer)
     if chosen.against is not None:
         from attncli.cli.mask_compare import run_compare
 
-        run_compare(chosen, read, sizes, work, printer)
+        run_compare(chosen, sized, read, sizes, work, printer)
         return
     if chosen.scores is not None or chosen.effect:
         from attncli.cli.mask_effect import run_effect
 
         run_effect(chosen, built, sized, read, work, printer)
     else:
-        _print(built, judged, chosen, sized, read, work, printer)
-    _judge(built, judged, chosen, read)
+        _print(Results(built, judged, second, found), chosen, sized, read, work, printer)
+    judge(judged, found, chosen)
+
+
+def _second_reading(built: Mask) -> MaskRecognition | None:
+    """What an additive mask is if its "minus a lot" means hidden; None where it holds none."""
+    if built.added is None:
+        return None
+    from attncli.attention.mask_input import MINUS_A_LOT, blocks_of
+    from attncli.attention.recognise import recognise_mask
+
+    finite_low = any(
+        bool(((block <= MINUS_A_LOT) & (block > -math.inf)).any())
+        for block in blocks_of(built.added)
+    )
+    return recognise_mask(built, hide_at=MINUS_A_LOT) if finite_low else None
+
+
+def _with_both(judged: MaskAudit, second: MaskRecognition) -> MaskAudit:
+    """The audit with both readings in its words; its counts stay those of the mask as it stands."""
+    from attncli.attention.mask_input import MINUS_A_LOT
+
+    own = {(batch, head): part.description for batch, head, part in second.parts}
+
+    def both(record: MaskRecord) -> MaskRecord:
+        other = own.get((record.batch, record.head), second.description)
+        words = f"{record.description}; with values of {MINUS_A_LOT:g} or less as hidden: {other}"
+        return replace(record, description=words)
+
+    return replace(judged, records=tuple(map(both, judged.records)))
+
+
+def _suspicions(judged: MaskAudit, second: MaskRecognition | None) -> Iterator[str]:
+    """What looks like a mistake of whoever made the mask."""
+    for recognition in (judged.recognition, second):
+        if recognition is None:
+            continue
+        for batch, head, part in recognition.parts:
+            where = place(batch, head)
+            if part.probably_inverted and part.description.startswith("probably inverted"):
+                yield f"the mask{where} is {part.description}; were True and False exchanged?"
+            hidden = part.pattern is not None and part.pattern.hidden_rows is not None
+            if hidden and part.description.startswith("queries"):
+                yield (
+                    f"the mask{where} hides whole rows, {part.description}; padding hides keys, "
+                    "which are columns: is it transposed?"
+                )
 
 
 def _check_options(chosen: MaskOptions, shape: ShapeOptions) -> None:
@@ -157,11 +219,19 @@ def _check_options(chosen: MaskOptions, shape: ShapeOptions) -> None:
     for name in several(chosen.fail_on):
         if name not in FAILURES:
             raise UsageError("--fail-on", f"expected one of {', '.join(FAILURES)}, got {name!r}")
-    for name in ("temperature", "softcap", "sinks"):
-        if getattr(shape, name) is not None:
-            raise UsageError(f"--{name}", "expected options of the mask, got one of the softmax")
-    if shape.scale is not None and not chosen.effect:
-        raise UsageError("--scale", "expected --effect beside it, got --scale alone")
+    if shape.sinks is not None:
+        raise UsageError("--sinks", "expected options of the mask, got one of the softmax")
+    for name in ("scale", "temperature", "softcap"):
+        if getattr(shape, name) is not None and not chosen.effect:
+            raise UsageError(f"--{name}", f"expected --effect beside it, got --{name} alone")
+    if chosen.group and not chosen.files:
+        raise UsageError("--group", "expected a bundle beside it, got none")
+    if chosen.layout is not Layout.BHSD and not chosen.files:
+        raise UsageError("--layout", "expected files beside it, got none")
+    if chosen.fail_on and chosen.against is not None:
+        raise UsageError("--fail-on", "expected no --against beside it, which fails by itself")
+    if "leak" in several(chosen.fail_on) and shape.attn_mask is None and not chosen.files:
+        raise UsageError("--fail-on leak", "expected --attn-mask beside it, got none")
     if chosen.against == "options" and shape.attn_mask is None:
         raise UsageError("--against options", "expected --attn-mask beside it, got none")
     if chosen.against is not None and (chosen.scores is not None or chosen.effect):
@@ -171,8 +241,7 @@ def _check_options(chosen: MaskOptions, shape: ShapeOptions) -> None:
 
 
 def _print(
-    built: Mask,
-    judged: MaskAudit,
+    results: Results,
     chosen: MaskOptions,
     sized: Sized,
     read: Shape,
@@ -183,8 +252,10 @@ def _print(
     from attncli.report.mask import mask_tables
     from attncli.report.records import MASK
 
+    built = results.built
+
     def records() -> Iterator[dict[str, Any]]:
-        for record in judged.records:
+        for record in results.judged.records:
             one = asdict(record)
             for key in ("first_empty_rows", "first_unused_keys"):
                 one[key] = list(one[key])
@@ -198,13 +269,22 @@ def _print(
         command="mask",
         columns=MASK,
         records=records(),
-        inputs=sized.described,
-        params=params_of(built, read, judged),
-        show=lambda found: mask_tables(built, judged, found, sized.labels, printer, work.digits),
+        inputs=sized.described | described_masks(read),
+        params=params_of(built, read, results),
+        show=lambda found: mask_tables(results, found, sized.labels, printer, work.digits),
     )
 
 
-def params_of(built: Mask, read: Shape, judged: MaskAudit | None = None) -> dict[str, Any]:
+def described_masks(read: Shape) -> dict[str, Any]:
+    """Source, shape and dtype of what came from files."""
+    return {
+        name: {"source": source, "shape": list(array.shape), "dtype": str(array.dtype)}
+        for name, source in read.files.items()
+        if (array := getattr(read.options, name)) is not None
+    }
+
+
+def params_of(built: Mask, read: Shape, results: Results | None = None) -> dict[str, Any]:
     """What decided the mask, and the options that would build it."""
     from attncli.cli.shape import shape_record
 
@@ -212,8 +292,15 @@ def params_of(built: Mask, read: Shape, judged: MaskAudit | None = None) -> dict
     for name in ("scale", "temperature", "softcap", "sinks"):
         del record[name]
     sizes = asdict(built.sizes)
-    recognised = None if judged is None else judged.recognition.options
-    return record | sizes | {"recognised": None if recognised is None else _plain(recognised)}
+    record |= sizes | {"alibi_slopes": None if built.slopes is None else built.slopes.tolist()}
+    if results is None:
+        return record | {"recognised": None}
+    recognised, second = results.judged.recognition.options, results.second
+    record["recognised"] = None if recognised is None else _plain(recognised)
+    record["recognised_finite_as_hidden"] = None if second is None else second.description
+    if results.leaks is not None:
+        record["leaks"] = [asdict(leak) for leak in results.leaks]
+    return record
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
@@ -243,65 +330,11 @@ def _save(built: Mask, chosen: MaskOptions, printer: Printer) -> None:
 
     assert chosen.save is not None
     dtype = "bool" if chosen.save_as != "additive" else chosen.save_dtype or "float32"
-    save_mask(built, chosen.save, dtype)
-    printer.note(f"wrote {chosen.save}")
-
-
-def _judge(built: Mask, judged: MaskAudit, chosen: MaskOptions, read: Shape) -> None:
-    """Fail where something was found that the user asked to fail on.
-
-    Raises:
-        CheckFailedError: naming what was found and where.
-    """
-    wanted = several(chosen.fail_on)
-    for record in judged.records:
-        place = _place(record.batch, record.head)
-        if "empty-rows" in wanted and record.empty_rows:
-            first = ", ".join(map(str, record.first_empty_rows))
-            raise CheckFailedError(
-                f"mask{place}", f"expected no empty rows, got {record.empty_rows}: {first}"
-            )
-        if "unused-keys" in wanted and record.unused_keys:
-            first = ", ".join(map(str, record.first_unused_keys))
-            raise CheckFailedError(
-                f"mask{place}", f"expected no unused keys, got {record.unused_keys}: {first}"
-            )
-    if "leak" in wanted:
-        _refuse_leaks(chosen, read, built)
-
-
-def _refuse_leaks(chosen: MaskOptions, read: Shape, built: Mask) -> None:
-    """Compare what the mask file shows with what each declared rule hides."""
-    from attncli.attention.mask import build_mask
-    from attncli.attention.mask_compare import leaks
-    from attncli.attention.options import AttentionOptions
-
-    options = read.options
-    if options.attn_mask is None:
-        raise UsageError("--fail-on leak", "expected --attn-mask beside it, got none")
-    bare = AttentionOptions(
-        attn_mask=options.attn_mask,
-        mask_true=options.mask_true,
-        query_lengths=options.query_lengths,
-    )
-    found = leaks(build_mask(bare, built.sizes), replace(options, attn_mask=None))
-    if not found:
-        raise UsageError(
-            "--fail-on leak",
-            "expected a rule that must hold, such as --causal, --segments or --key-lengths, "
-            "got none",
+    lost = save_mask(built, chosen.save, dtype)
+    if lost:
+        printer.warn(
+            [f"--dtype: {lost} visible cells are -inf in {dtype}, so they are hidden there"]
         )
-    for leak in found:
-        if leak.cells:
-            cell = leak.first[0]
-            raise CheckFailedError(
-                f"mask{_place(cell.batch, cell.head)}",
-                f"expected no cell visible that {leak.rule} hides, got {leak.cells}, the first "
-                f"at query {cell.query}, key {cell.key}",
-            )
-
-
-def _place(batch: int | None, head: int | None) -> str:
-    named = {"batch": batch, "head": head}
-    parts = [f"{name} {index}" for name, index in named.items() if index is not None]
-    return f" ({', '.join(parts)})" if parts else ""
+    if dtype == "bool" and (built.slopes is not None or built.added is not None):
+        printer.warn(["--as bool leaves out what the mask adds; --as additive keeps it"])
+    printer.note(f"wrote {chosen.save}")

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from attncli.errors import CheckFailedError
+from attncli.errors import AttncliError, CheckFailedError
 from attncli.report.choices import Format
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from attncli.attention.mask import Mask, Sizes
     from attncli.attention.mask_compare import Comparison
     from attncli.cli.mask import MaskOptions
+    from attncli.cli.mask_sizes import Sized
     from attncli.cli.options import WorkOptions
     from attncli.cli.shape import Shape
     from attncli.report.printer import Printer
 
 
 def run_compare(
-    chosen: MaskOptions, read: Shape, sizes: Sizes, work: WorkOptions, printer: Printer
+    chosen: MaskOptions,
+    sized: Sized,
+    read: Shape,
+    sizes: Sizes,
+    work: WorkOptions,
+    printer: Printer,
 ) -> None:
     """Compare, print where the masks differ, and fail if they do.
 
@@ -27,11 +36,11 @@ def run_compare(
     """
     from attncli.attention.mask_compare import compare
     from attncli.cli.emit import emit
-    from attncli.cli.mask import params_of
+    from attncli.cli.mask import described_masks, params_of
     from attncli.report.mask import comparison_tables
     from attncli.report.records import MASK_CELLS
 
-    one, other = _pair(chosen, read, sizes)
+    one, other = _pair(chosen, read, sizes, printer)
     found = compare(one, other)
     records = [asdict(cell) for cell in (*found.first, *found.first_bias)]
     data_params = params_of(one, read) | {"against": chosen.against} | _counts(found)
@@ -41,21 +50,21 @@ def run_compare(
         command="mask-compare" if work.format is Format.JSON else "mask",
         columns=MASK_CELLS,
         records=records,
-        inputs={},
+        inputs=sized.described | described_masks(read),
         params=data_params,
-        show=lambda cells: comparison_tables(found, cells, str(chosen.against)),
+        show=lambda cells: comparison_tables(found, cells, str(chosen.against), printer),
     )
     differing = found.differing + found.bias_differing
     if differing:
         cell = (*found.first, *found.first_bias)[0]
         raise CheckFailedError(
             "--against",
-            f"expected equal masks, got {differing} cells that differ, the first at query "
-            f"{cell.query}, key {cell.key}",
+            f"expected equal masks, got {differing} {'cell' if differing == 1 else 'cells'} that "
+            f"differ, the first at query {cell.query}, key {cell.key}",
         )
 
 
-def _pair(chosen: MaskOptions, read: Shape, sizes: Sizes) -> tuple[Mask, Mask]:
+def _pair(chosen: MaskOptions, read: Shape, sizes: Sizes, printer: Printer) -> tuple[Mask, Mask]:
     """The two masks: as built and from a file, or from the file and as the options build it."""
     from attncli.attention.mask import build_mask
     from attncli.attention.options import AttentionOptions
@@ -75,7 +84,21 @@ def _pair(chosen: MaskOptions, read: Shape, sizes: Sizes) -> tuple[Mask, Mask]:
     against = AttentionOptions(
         attn_mask=array, mask_true=options.mask_true, query_lengths=options.query_lengths
     )
-    return build_mask(options, sizes), build_mask(against, sizes)
+    with told_of("--against"):
+        other = build_mask(against, sizes)
+    said = (text.replace("--attn-mask:", "--against:") for text in other.warnings)
+    printer.warn([*warnings, *said])
+    return build_mask(options, sizes), other
+
+
+@contextmanager
+def told_of(option: str) -> Iterator[None]:
+    """Faults of a file that is checked like --attn-mask, told of the option that named it."""
+    try:
+        yield
+    except AttncliError as error:
+        where = option if error.where == "--attn-mask" else error.where
+        raise type(error)(where, error.problem, error.advice) from None
 
 
 def _counts(found: Comparison) -> dict[str, Any]:

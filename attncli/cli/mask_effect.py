@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from attncli.errors import DataError
+from attncli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ def run_effect(
 ) -> None:
     """Print a record per query: row sums, entropies, the mass that the mask removed and moved."""
     from attncli.cli.emit import emit
-    from attncli.cli.mask import params_of
+    from attncli.cli.mask import described_masks, params_of
     from attncli.report.mask import effect_tables
     from attncli.report.records import MASK_EFFECT
 
@@ -45,7 +45,7 @@ def run_effect(
         command="mask-effect",
         columns=MASK_EFFECT,
         records=_records(scores, built),
-        inputs=sized.described,
+        inputs=sized.described | described_masks(read),
         params=params_of(built, read) | {"scores": chosen.scores},
         show=lambda found: effect_tables(found, printer, work.digits, work.unit),
     )
@@ -78,20 +78,28 @@ def _scores(
     chosen: MaskOptions, built: Mask, sized: Sized, read: Shape, warnings: list[str]
 ) -> NDArray[Any]:
     """Scaled scores (B, H, S_q, S_k), from a file or from Q and K."""
+    import numpy as np
+
     from attncli.attention.mask_input import as_rank_4
+    from attncli.cli.mask_compare import told_of
 
     sizes = built.sizes
     if chosen.scores is None:
-        return _products(chosen, built, sized, read)
+        scores = _products(chosen, built, sized, read)
+        return np.broadcast_to(scores, (sizes.batch, sizes.heads, *scores.shape[2:]))
     from attncli.cli.shape import read_array
 
     array = read_array(chosen.scores, "--scores", warnings)
+    if array.dtype.kind not in "fiub":
+        raise DataError("--scores", f"expected numbers, got {array.dtype}")
     if array.ndim < 2 or array.shape[-2:] != (sizes.q_len, sizes.k_len):
         raise DataError(
             "--scores",
             f"expected (…, S_q={sizes.q_len}, S_k={sizes.k_len}) like the mask, got {array.shape}",
         )
-    return as_rank_4(array, sizes)
+    with told_of("--scores"):
+        whole = as_rank_4(array, sizes)
+    return np.broadcast_to(whole, (sizes.batch, sizes.heads, *whole.shape[2:]))
 
 
 def _products(chosen: MaskOptions, built: Mask, sized: Sized, read: Shape) -> NDArray[Any]:
@@ -105,8 +113,8 @@ def _products(chosen: MaskOptions, built: Mask, sized: Sized, read: Shape) -> ND
     assert sized.queries is not None
     assert sized.keys is not None
     sizes = built.sizes
-    if chosen.layout is Layout.BSH:
-        raise DataError("--layout bsh", "expected heads apart for --effect, got packed ones")
+    if chosen.layout is Layout.BSH and chosen.heads is None:
+        raise UsageError("--layout bsh", "expected --heads beside it for --effect, got none")
     require_memory("--effect", 16 * sizes.batch * sizes.heads * sizes.q_len * sizes.k_len)
 
     def read_side(side: Any) -> NDArray[np.float64]:
@@ -114,13 +122,27 @@ def _products(chosen: MaskOptions, built: Mask, sized: Sized, read: Shape) -> ND
         array = as_float(file.read(name)).astype(np.float64)
         whole = array.reshape((1,) * (4 - array.ndim) + array.shape)
         swapped = chosen.layout is Layout.BSHD and array.ndim > 2
-        return whole.swapaxes(1, 2) if swapped else whole
+        return whole.swapaxes(1, 2) if swapped else whole  # (B, H, S, d)
 
     queries, keys = read_side(sized.queries), read_side(sized.keys)
+    if chosen.layout is Layout.BSH:
+        width = queries.shape[-1] // (chosen.heads or 1)
+        queries, keys = (_unpacked(side, width) for side in (queries, keys))
     if queries.shape[-1] != keys.shape[-1] or queries.shape[1] % keys.shape[1]:
         raise DataError("--effect", f"expected K like Q {queries.shape}, got {keys.shape}")
     keys = keys.repeat(queries.shape[1] // keys.shape[1], axis=1)
-    scale = read.options.scale
-    scores: NDArray[Any] = queries @ keys.swapaxes(-1, -2)
-    scores *= 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
+    options = read.options
+    scores: NDArray[Any] = queries @ keys.swapaxes(-1, -2)  # (B, H, S_q, S_k)
+    scale = 1 / math.sqrt(queries.shape[-1]) if options.scale is None else options.scale
+    scores *= scale / options.temperature
+    if options.softcap is not None:
+        scores = options.softcap * np.tanh(scores / options.softcap)
     return scores
+
+
+def _unpacked(side: NDArray[Any], width: int) -> NDArray[Any]:
+    """(B, H, S, d) of packed (1, B, S, H·d)."""
+    batch, length, packed = side.shape[1:]
+    if not width or packed % width:
+        raise DataError("--layout bsh", f"expected a width of H·{width}, got {packed}")
+    return side.reshape(batch, length, packed // width, width).swapaxes(1, 2)

@@ -17,10 +17,11 @@ BLOCK_CELLS = 1 << 24
 BFLOAT16_HIDDEN = 0xFF80
 
 
-def save_mask(mask: Mask, target: str, dtype: str) -> None:
+def save_mask(mask: Mask, target: str, dtype: str) -> int:
     """Write bool (True = may attend) or additive (0 or the bias, −inf = hidden), (B, H, S_q, S_k).
 
-    Axes along which the mask is alike everywhere are written 1 long.
+    Axes along which the mask is alike everywhere are written 1 long. Returns the number of visible
+    cells whose bias the dtype cannot hold, which come out as −inf.
 
     Raises:
         UsageError: a dtype that masks are not written in.
@@ -35,28 +36,32 @@ def save_mask(mask: Mask, target: str, dtype: str) -> None:
         raise UsageError("--dtype", f"expected one of {', '.join(DTYPES[1:])}, got {dtype!r}")
     sizes = mask.sizes
     batches = sizes.batch if differs(mask, 0) else 1
-    heads = sizes.heads if differs(mask, 1) else 1
+    biased = dtype != "bool" and mask.slopes is not None  # ALiBi has a slope for each head
+    heads = sizes.heads if biased or differs(mask, 1) else 1
     shape = (batches, heads, sizes.q_len, sizes.k_len)
     kind: Any = dtype if dtype == "bfloat16" else np.dtype(dtype)
     step = max(1, BLOCK_CELLS // max(1, sizes.k_len))
+    lost = 0
     with TensorSaver(target, {"attn_mask": (shape, kind)}) as saver:
         for batch in range(batches):
             for head in range(heads):
                 for start in range(0, sizes.q_len, step):
                     rows = slice(start, min(start + step, sizes.q_len))
-                    block = _block(mask, batch, head, rows, dtype)
+                    block, here = _block(mask, batch, head, rows, dtype)
+                    lost += here
                     saver.write("attn_mask", (batch, head, rows), block)
+    return lost
 
 
-def _block(mask: Mask, batch: int, head: int, rows: slice, dtype: str) -> NDArray[Any]:
-    """(rows, S_k) cells in the dtype to be written."""
+def _block(mask: Mask, batch: int, head: int, rows: slice, dtype: str) -> tuple[NDArray[Any], int]:
+    """(rows, S_k) cells in the dtype to be written, and how many visible ones come out as −inf."""
     import numpy as np
 
     one = slice(batch, batch + 1), slice(head, head + 1)
     full = (rows.stop - rows.start, mask.sizes.k_len)
     visible = np.broadcast_to(mask.visible(*one, rows, slice(None))[0, 0], full)
     if dtype == "bool":
-        return visible
+        return visible, 0
     bias = mask.bias(*one, rows, slice(None))
     added = np.zeros(full) if bias is None else np.broadcast_to(bias[0, 0], full)
     values = np.where(visible, added, -np.inf)
@@ -64,8 +69,8 @@ def _block(mask: Mask, batch: int, head: int, rows: slice, dtype: str) -> NDArra
         from attncli.attention.mask_additive import Format, rounded
 
         exact = rounded(values, Format.BFLOAT16).astype(np.float32)
-        return np.where(visible, exact.view(np.uint32) >> 16, np.uint32(BFLOAT16_HIDDEN)).astype(
-            np.uint16
-        )
+        bits = np.where(visible, exact.view(np.uint32) >> 16, np.uint32(BFLOAT16_HIDDEN))
+        return bits.astype(np.uint16), int(np.count_nonzero(visible & np.isneginf(exact)))
     with np.errstate(over="ignore"):
-        return values.astype(dtype)
+        cast = values.astype(dtype)
+    return cast, int(np.count_nonzero(visible & np.isneginf(cast)))

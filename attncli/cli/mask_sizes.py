@@ -10,6 +10,8 @@ from attncli.cli.values import several
 from attncli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from attncli.attention.mask import Sizes
@@ -33,6 +35,7 @@ class Sized:
         declared: options that a bundle declares for the group.
         labels: a token per position; None for none.
         mask: a mask that the bundle holds for the group; None for none.
+        mask_source: its file and name.
         queries, keys: file and tensor name of Q and K, for --effect.
         implied: lengths that a file of scores has, where nothing else says them.
         warnings: what the reader of the results should know.
@@ -43,6 +46,7 @@ class Sized:
     declared: dict[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None
     mask: NDArray[Any] | None = None
+    mask_source: str | None = None
     queries: tuple[TensorFile, str | None] | None = None
     keys: tuple[TensorFile, str | None] | None = None
     implied: dict[str, int] = field(default_factory=dict)
@@ -68,8 +72,8 @@ def find_sizes(chosen: MaskOptions, shape: ShapeOptions) -> Sized:
     if len(files) not in (2, 3) or any(len(file.headers) > 1 for file in files):
         raise UsageError(
             "FILE",
-            f"expected Q and K, or one bundle, got {len(files)} files",
-            "a mask file goes to --attn-mask FILE",
+            f"expected Q and K, or one bundle, got {len(files)} of one tensor each",
+            f"to read a mask: attncli mask --attn-mask {chosen.files[0]}",
         )
     queries, keys = files[0], files[1]
     lengths = _lengths(queries.headers[0], keys.headers[0], chosen.layout)
@@ -105,6 +109,9 @@ def sizes_of(chosen: MaskOptions, options: AttentionOptions, sized: Sized) -> Si
             (value for value in (said, of_files, implied.get(name)) if value is not None), None
         )
     q_len, k_len = found["q_len"], found["k_len"]
+    told = chosen.q_len is not None or "q_len" in sized.lengths or options.query_offset is not None
+    if q_len == 1 and not told and options.needs_positions:
+        q_len = None  # one row for all queries; how many there are, the keys say
     known = k_len if q_len is None else q_len
     length = DEFAULT_LENGTH if known is None else known
     return Sizes(
@@ -151,48 +158,75 @@ def _implied(options: AttentionOptions) -> dict[str, int]:
 def _of_bundle(
     file: TensorFile, chosen: MaskOptions, shape: ShapeOptions, warnings: tuple[str, ...]
 ) -> Sized:
+    from attncli.cli.shape import as_array
     from attncli.files.roles import groups_of
 
     groups = groups_of(file, several(chosen.group))
-    if len(groups) > 1:
+    if len(groups) > 1 and not _alike(file, groups, chosen.layout):
         names = ", ".join(list(groups)[:8])
         raise UsageError("--group", f"expected one group, got {len(groups)}: {names}")
-    ((name, roles),) = groups.items()
+    name, roles = next(iter(groups.items()))
     headers = {header.name: header for header in file.headers}
     queries, keys = headers[roles["q"]], headers[roles["k"]]
     declared = dict(file.metadata.get(name, {}))
     labels = declared.pop("labels", None)
-    for softmax_only in ("scale", "temperature", "softcap", "sinks"):
-        declared.pop(softmax_only, None)
+    for softmax_only in ("scale", "temperature", "softcap"):
+        if not chosen.effect:
+            declared.pop(softmax_only, None)
+    if declared.pop("sinks", None) is not None and chosen.effect:
+        warnings = (*warnings, "--effect leaves out the sinks that the bundle declares")
+    if len(groups) > 1:
+        said = f"the {len(groups)} groups have one mask in common; the files read are of {name}"
+        warnings = (*warnings, said) if chosen.effect else warnings
+    held = None if shape.attn_mask is not None else _mask_name(file, name)
     source = file.source
     return Sized(
         lengths=_lengths(queries, keys, chosen.layout),
         described={"q": _describe(source, queries), "k": _describe(source, keys)},
         declared=declared,
         labels=None if labels is None else tuple(map(str, labels)),
-        mask=None if shape.attn_mask is not None else _mask_of(file, name),
+        mask=None if held is None else as_array(file.read(held)),
+        mask_source=None if held is None else f"{source}::{held}",
         queries=(file, roles["q"]),
         keys=(file, roles["k"]),
         warnings=warnings,
     )
 
 
-def _mask_of(file: TensorFile, group: str) -> NDArray[Any] | None:
-    """The mask that a bundle holds for a group, by its name."""
-    from attncli.cli.shape import as_array
+def _alike(file: TensorFile, groups: Iterable[str], layout: Layout) -> bool:
+    """Whether all groups of a bundle have one and the same mask."""
+    from attncli.files.roles import groups_of
 
+    found = groups_of(file, list(groups))
+    headers = {header.name: header for header in file.headers}
+    told = []
+    for name, roles in found.items():
+        declared = dict(file.metadata.get(name, {}))
+        for elsewhere in ("scale", "temperature", "softcap", "sinks", "labels"):
+            declared.pop(elsewhere, None)
+        told.append((_lengths(headers[roles["q"]], headers[roles["k"]], layout), declared))
+        if _mask_name(file, name) is not None:
+            return False
+    return all(one == told[0] for one in told)
+
+
+def _mask_name(file: TensorFile, group: str) -> str | None:
+    """The name of the mask that a bundle holds for a group."""
     prefixes = (f"{group}.", f"{group}/") if group else ("",)
     for header in file.headers:
         for prefix in prefixes:
             if header.name is not None and header.name.removeprefix(prefix) in MASK_NAMES:
-                return as_array(file.read(header.name))
+                return header.name
     return None
 
 
 def _lengths(queries: TensorHeader, keys: TensorHeader, layout: Layout) -> dict[str, int]:
     """B, H, S_q and S_k from two shapes."""
     of_q, of_k = (_axes(header, layout) for header in (queries, keys))
-    return {"batch": of_q[0], "heads": of_q[1], "q_len": of_q[2], "k_len": of_k[2]}
+    found = {"batch": of_q[0], "heads": of_q[1], "q_len": of_q[2], "k_len": of_k[2]}
+    if layout is Layout.BSH:
+        del found["heads"]  # how many are packed is for --heads to say
+    return found
 
 
 def _axes(header: TensorHeader, layout: Layout) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from attncli.report.choices import Unit
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from attncli.attention.mask import Mask
+    from attncli.attention.mask_additive import AddedValue
     from attncli.attention.mask_audit import MaskAudit
-    from attncli.attention.mask_compare import Comparison
+    from attncli.attention.mask_compare import Comparison, Leak
+    from attncli.attention.recognise import MaskRecognition
+    from attncli.report.grid import GridColumn
     from attncli.report.printer import Printer
 
 Record = dict[str, Any]
@@ -27,45 +30,115 @@ Record = dict[str, Any]
 MOST_PICTURES = 4
 # Bias values shown of ALiBi or a float mask.
 BIAS_ROWS = 8
+# Lines of counts on a terminal.
+MOST_RECORDS = 40
+# As `attncli.attention.mask_input.MINUS_A_LOT`, which would bring NumPy with it.
+MINUS_A_LOT = -1e4
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What `mask` has found.
+
+    Attributes:
+        built: the mask.
+        judged: counts and words of the mask as it stands.
+        second: what it is if a finite "minus a lot" means hidden; None where it holds none.
+        leaks: what it shows although a rule hides it; None where nobody asked.
+    """
+
+    built: Mask
+    judged: MaskAudit
+    second: MaskRecognition | None = None
+    leaks: Sequence[Leak] | None = None
 
 
 def mask_tables(
-    built: Mask,
-    judged: MaskAudit,
+    results: Results,
     records: Sequence[Record],
     labels: Sequence[str] | None,
     printer: Printer,
     digits: int,
 ) -> Iterator[RenderableType]:
     """Description, a picture of each different matrix, counts, and what is added."""
+    recognition = results.judged.recognition
+    yield _title(recognition.description, printer)
+    if results.second is not None:
+        yield _title(
+            f"with values of {MINUS_A_LOT:g} or less read as hidden: {results.second.description}",
+            printer,
+        )
+    elif recognition.options and not recognition.probably_inverted:
+        yield f"  options: {_options_text(recognition.options)}"
+    if recognition.probably_inverted and results.built.allowed is not None:
+        yield f"  --mask-true {_other(results.built)} reads it the other way round"
+    yield ""
+    yield from _pictures(results, labels, printer)
+    limit = MOST_RECORDS if printer.on_terminal else len(records)
+    yield record_table(MASK, records[:limit], printer, digits=digits)
+    if limit < len(records):
+        yield f"… {len(records) - limit} more: --format csv has them all"
+    yield from _named(records[:limit])
+    yield from _leak_lines(results.leaks or ())
+    yield from _bias_lines(results.built, printer, digits)
+
+
+def _title(text: str, printer: Printer) -> RenderableType:
+    """What the mask is; in red where that is probably a mistake."""
+    if not text.startswith("probably inverted") and ": probably inverted" not in text:
+        return heading(text, printer) if len(text) <= printer.width else text
+    from rich.text import Text
+
+    loud = text.replace("probably inverted", "PROBABLY INVERTED")
+    return Text(loud, style="bold rgb(255,255,255) on rgb(176,32,32)" if printer.colored else "")
+
+
+def _other(built: Mask) -> str:
+    return "drop" if built.allowed_value else "keep"
+
+
+def _pictures(
+    results: Results, labels: Sequence[str] | None, printer: Printer
+) -> Iterator[RenderableType]:
+    """Each different matrix; cells that hold a finite "minus a lot" are marked as such."""
     from attncli.attention.mask_picture import cell_counts
     from attncli.attention.mask_view import View
 
-    yield heading(judged.recognition.description, printer)
-    if judged.recognition.options:
-        yield f"  options: {_options_text(judged.recognition.options)}"
-    yield ""
-    shown = records[:MOST_PICTURES]
-    for record in shown:
-        view = View(built, record["batch"] or 0, record["head"] or 0)
-        if len(records) > 1:
-            yield f"{_place(record)}: {record['description']}"
-        yield from picture(cell_counts(view, *picture_size(printer)), labels, printer)
+    built = results.built
+    told = results.judged.recognition if results.second is None else results.second
+    shown = told.parts[:MOST_PICTURES] if printer.on_terminal else told.parts
+    for batch, head, part in shown:
+        view = View(built, batch or 0, head or 0)
+        if len(told.parts) > 1:
+            yield f"{place(batch, head).strip(' ()')}: {part.description}"
+        counts = cell_counts(view, *picture_size(printer))
+        second = None
+        if results.second is not None:
+            meant = replace(view, hide_at=MINUS_A_LOT)
+            second = cell_counts(meant, *picture_size(printer)).counts
+        offset = 0 if built.offset is None else int(built.offset[0])
+        yield from picture(counts, labels, printer, offset=offset, meant=second)
         yield ""
-    if len(shown) < len(records):
-        yield f"… {len(records) - len(shown)} more matrices: --format json has them all"
+    if len(shown) < len(told.parts):
+        yield f"… {len(told.parts) - len(shown)} more matrices: `| less` or --output shows them all"
         yield ""
-    yield record_table(MASK, records, printer, digits=digits)
-    yield from _named(records)
-    yield from _bias_lines(built, printer, digits)
+
+
+def _leak_lines(leaks: Sequence[Leak]) -> Iterator[str]:
+    """What the mask file shows although a rule hides it."""
+    for leak in leaks:
+        if not leak.cells:
+            yield f'leaks through "{leak.rule}": none'
+            continue
+        cells = ", ".join(f"({cell.query}, {cell.key})" for cell in leak.first)
+        more = ", …" if leak.cells > len(leak.first) else ""
+        yield f'leaks through "{leak.rule}": {leak.cells}, (query, key) {cells}{more}'
 
 
 def comparison_tables(
-    found: Comparison, cells: Sequence[Record], against: str
+    found: Comparison, cells: Sequence[Record], against: str, printer: Printer
 ) -> Iterator[RenderableType]:
     """How many cells differ, and the first of them."""
-    from attncli.report.printer import Printer
-
     if not found.differing and not found.bias_differing:
         yield f"equal to {against}: {found.cells} cells compared"
         return
@@ -77,7 +150,10 @@ def comparison_tables(
         yield "every cell differs: each mask is the inverse of the other"
     if found.bias_differing:
         yield f"{found.bias_differing} cells visible in both have other additive values"
-    yield record_table(MASK_CELLS, cells, Printer(), digits=6)
+    yield ""
+    yield record_table(MASK_CELLS, cells, printer, digits=6)
+    if len(cells) < found.differing + found.bias_differing:
+        yield f"… the first {len(cells)} are named"
 
 
 def effect_tables(
@@ -108,6 +184,8 @@ def _options_text(options: dict[str, Any]) -> str:
         option = "--" + name.replace("_", "-")
         if value is True:
             parts.append(option)
+        elif name == "key_padding":
+            parts.append(f"{option} FILE")  # no list of numbers serves for this one
         elif hasattr(value, "tolist"):
             flat = value.ravel().tolist()
             text = ",".join(str(int(item)) for item in flat[:24]) + (",…" if len(flat) > 24 else "")
@@ -119,10 +197,11 @@ def _options_text(options: dict[str, Any]) -> str:
     return " ".join(parts) or "none needed"
 
 
-def _place(record: Record) -> str:
-    named = {"batch": record["batch"], "head": record["head"]}
+def place(batch: int | None, head: int | None) -> str:
+    """Which batch and head, in brackets; nothing where there is one matrix."""
+    named = {"batch": batch, "head": head}
     parts = [f"{name} {index}" for name, index in named.items() if index is not None]
-    return ", ".join(parts) or "all"
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _named(records: Sequence[Record]) -> Iterator[str]:
@@ -133,16 +212,8 @@ def _named(records: Sequence[Record]) -> Iterator[str]:
             if first:
                 more = ", …" if record[what] > len(first) else ""
                 listed = ", ".join(map(str, first))
-                yield f"{what.replace('_', ' ')} of {_place(record)}: {listed}{more}"
-
-
-def _read_as_hidden(built: Mask) -> Iterator[str]:
-    """What a float mask would be if its "minus a lot" meant hidden."""
-    from attncli.attention.mask_input import MINUS_A_LOT
-    from attncli.attention.recognise import recognise_mask
-
-    said = recognise_mask(built, hide_at=MINUS_A_LOT).description
-    yield f"  with values of {MINUS_A_LOT:g} or less read as hidden: {said}"
+                where = place(record["batch"], record["head"])
+                yield f"{what.replace('_', ' ')}{where}: {listed}{more}"
 
 
 def _bias_lines(built: Mask, printer: Printer, digits: int) -> Iterator[RenderableType]:
@@ -152,8 +223,8 @@ def _bias_lines(built: Mask, printer: Printer, digits: int) -> Iterator[Renderab
         yield ""
         yield f"ALiBi: adds −slope·|p − j|; slope of each head: {slopes}"
         yield from _bias_corner(built, digits)
-    from attncli.attention.mask_additive import audit_additive
-    from attncli.attention.mask_input import MINUS_A_LOT
+    from attncli.attention.mask_additive import Effect, audit_additive
+    from attncli.report.grid import grid
 
     found = audit_additive(built)
     if found is None:
@@ -162,26 +233,34 @@ def _bias_lines(built: Mask, printer: Printer, digits: int) -> Iterator[Renderab
     yield heading("additive values", printer)
     if found.zeros_and_ones:
         yield "  only 0 and 1: most likely meant as boolean"
-    for value in found.values or ():
-        if value.value == -math.inf:
-            continue
-        effects = {str(effect): [] for effect in value.effects.values()}  # type: ignore[var-annotated]
-        for form, effect in value.effects.items():
-            effects[str(effect)].append(str(form))
-        told = "; ".join(f"{' and '.join(forms)}: {effect}" for effect, forms in effects.items())
-        yield f"  {value.value:g} in {value.cells} cells: {told}"
+    if found.values:
+        yield grid(_value_columns(found.values), printer)
     if found.values is None:
         yield f"  more than can be listed, from {found.minimum:g} to {found.maximum:g}"
-    if found.minus_infinity:
-        yield f"  -inf in {found.minus_infinity} cells: hidden"
-    if found.minimum is not None and found.minimum <= MINUS_A_LOT:
-        yield from _read_as_hidden(built)
+        if found.minus_infinity:
+            yield f"  -inf in {found.minus_infinity} cells: hidden"
+    met = {effect for value in found.values or () for effect in value.effects.values()}
+    for effect in sorted(met - {Effect.ADDS}):
+        yield f"  {effect}: {effect.meaning}"
     for form, rows in found.rows.items():
         if rows.empty or rows.uniform or rows.unlikely:
             yield (
                 f"  rows in {form}: {rows.empty} empty, {rows.uniform} uniform over hidden keys, "
                 f"{rows.unlikely} a softmax over keys meant to be hidden"
             )
+
+
+def _value_columns(values: Sequence[AddedValue]) -> list[GridColumn]:
+    """Each value with what adding it does, format by format."""
+    from attncli.report.grid import GridColumn
+
+    columns = [
+        GridColumn("value", [f"{value.value + 0.0:g}" for value in values]),
+        GridColumn("cells", [str(value.cells) for value in values]),
+    ]
+    for form in values[0].effects:
+        columns.append(GridColumn(form, [str(value.effects[form]) for value in values], True))
+    return columns
 
 
 def _bias_corner(built: Mask, digits: int) -> Iterator[str]:

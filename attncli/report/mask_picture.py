@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.console import RenderableType
 
     from attncli.attention.mask_picture import CellCounts
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 # Share of visible cells in a rectangle: none, up to a third, two thirds, less than all, all.
 SHADES = ("·", "░", "▒", "▓", "█")
+# A cell with a finite value that was probably meant to hide it.
+FINITE = "-"
 MOST_ROWS = 32
 MOST_COLUMNS = 64
 LABEL_WIDTH = 15
@@ -26,21 +30,46 @@ def picture_size(printer: Printer) -> tuple[int, int]:
 
 
 def picture(
-    counts: CellCounts, labels: Sequence[str] | None, printer: Printer
+    counts: CellCounts,
+    labels: Sequence[str] | None,
+    printer: Printer,
+    *,
+    offset: int = 0,
+    meant: NDArray[np.int64] | None = None,
 ) -> Iterator[RenderableType]:
-    """One line of characters per row of rectangles, positions or labels at the edges."""
+    """One line of characters per row of rectangles, positions or labels at the edges.
+
+    Args:
+        counts: visible cells of each rectangle.
+        labels: a token for each position on the key axis; None for none.
+        printer: where it goes.
+        offset: position of query 0.
+        meant: int64 (rows, columns), likewise with a finite "minus a lot" read as hidden.
+    """
     from rich.text import Text
 
-    names = [_row_name(counts, row, labels)[:LABEL_WIDTH] for row in range(len(counts.counts))]
+    if not counts.counts.size:
+        yield "no cells"
+        return
+    names = [
+        _row_name(counts, row, labels, offset)[:LABEL_WIDTH] for row in range(len(counts.counts))
+    ]
     lead = max(map(len, names), default=0)
     yield Text(" " * (lead + 1) + _column_scale(counts), style="dim" if printer.colored else "")
     style = "rgb(46,134,222)" if printer.colored else ""
     for row in range(len(counts.counts)):
         line = Text(f"{names[row]:>{lead}} ", style="dim" if printer.colored else "")
         for column in range(counts.counts.shape[1]):
-            mark = _mark(int(counts.counts[row, column]), int(counts.sizes[row, column]))
-            line.append(mark, style=style if mark != SHADES[0] else "dim" if style else "")
+            shown = counts.counts if meant is None else meant
+            mark = _mark(int(shown[row, column]), int(counts.sizes[row, column]))
+            if mark == SHADES[0] and counts.counts[row, column]:
+                mark = FINITE
+            line.append(
+                mark, style=style if mark not in (SHADES[0], FINITE) else "dim" if style else ""
+            )
         yield line
+    if meant is not None:
+        yield f"{'':>{lead}} {FINITE} finite values of -10000 or less: visible, meant as hidden?"
     if counts.sizes.size and counts.sizes.max() > 1:
         yield (
             f"{'':>{lead}} each character stands for up to {counts.sizes.max()} cells: "
@@ -54,12 +83,13 @@ def _mark(count: int, size: int) -> str:
     return SHADES[1 + min(2, 3 * count // size)]
 
 
-def _row_name(counts: CellCounts, row: int, labels: Sequence[str] | None) -> str:
+def _row_name(counts: CellCounts, row: int, labels: Sequence[str] | None, offset: int) -> str:
     first, stop = counts.query_edges[row], counts.query_edges[row + 1]
     if stop - first > 1:
         return f"{first}–{stop - 1}"
-    if labels is not None and first < len(labels):
-        return f"{first} {labels[first]}"
+    position = int(first) + offset
+    if labels is not None and 0 <= position < len(labels):
+        return f"{first} {labels[position]}"
     return str(first)
 
 

@@ -1,0 +1,171 @@
+"""`attncli.mask`: build a mask, count what it lets through, say what it is. Needs no torch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attncli.attention.mask import Mask, Sizes, build_mask
+from attncli.attention.mask_audit import MaskRecord
+from attncli.attention.mask_audit import audit as audit_mask
+from attncli.attention.options import OPTION_NAMES, AttentionOptions, Corner, MaskTrue
+from attncli.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_DEFAULT_LENGTH = 8
+_SOFTMAX = ("scale", "temperature", "softcap", "sinks")
+_AXES = {
+    "attn_mask": ("batch", "heads", "q_len", "k_len"),
+    "key_padding": ("batch", "k_len"),
+    "segments": ("batch", "k_len"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedMask:
+    """A mask, and what it lets through.
+
+    Attributes:
+        description: what the mask is, in words.
+        options: options that build it, by their names in `AttentionOptions`; None if none do.
+        probably_inverted: whether True and False have probably been exchanged.
+        records: counts, one record per batch and head; one for all where they are equal.
+        mask: the mask itself, computed block by block.
+    """
+
+    description: str
+    options: dict[str, Any] | None
+    probably_inverted: bool
+    records: tuple[MaskRecord, ...]
+    mask: Mask
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was assumed, and what looks like a mistake."""
+        return self.mask.warnings
+
+    def visible(self, batch: int = 0, head: int = 0) -> NDArray[np.bool_]:
+        """Bool (S_q, S_k): True where the query may see the key.
+
+        Raises:
+            UsageError: there is no such batch or head.
+        """
+        sizes = self.mask.sizes
+        for name, index, size in (("batch", batch, sizes.batch), ("head", head, sizes.heads)):
+            if not 0 <= index < size:
+                raise UsageError(name, f"expected 0 to {size - 1}, got {index}")
+        one = slice(batch, batch + 1), slice(head, head + 1)
+        seen = self.mask.visible(*one, slice(None), slice(None))[0, 0]
+        return np.broadcast_to(seen, (sizes.q_len, sizes.k_len))
+
+
+def mask(
+    q_len: int | None = None,
+    k_len: int | None = None,
+    *,
+    batch: int | None = None,
+    heads: int | None = None,
+    **options: Any,
+) -> AuditedMask:
+    """Build a mask from options, count what it lets through, and say what it is.
+
+    >>> attncli.mask(4, causal=True, left_window=1).records[0].kept
+    7
+    >>> attncli.mask(attn_mask=numpy.tri(4, dtype=bool)).options
+    {'causal': True}
+
+    Args:
+        q_len: S_q; None for what the masks say, or S_k.
+        k_len: S_k; None for what the masks say, or S_q, or 8.
+        batch: B; None for what masks and lengths per batch say, or 1.
+        heads: H; None for what `attn_mask` says, or 1.
+        options: the fields of `AttentionOptions` that shape a mask; numbers may stand for tuples
+            of one, and lists, NumPy arrays or torch tensors for arrays.
+
+    Raises:
+        TypeError: a keyword that is no option of a mask.
+        UsageError: options that make no sense, or do not fit the sizes.
+        DataError: a mask of the wrong shape or values.
+    """
+    known = _as_options(options)
+    built = build_mask(known, _sizes(known, (batch, heads, q_len, k_len)))
+    judged = audit_mask(built)
+    return AuditedMask(
+        description=judged.recognition.description,
+        options=judged.recognition.options,
+        probably_inverted=judged.recognition.probably_inverted,
+        records=judged.records,
+        mask=built,
+    )
+
+
+def _as_options(given: dict[str, Any]) -> AttentionOptions:
+    allowed = [name for name in OPTION_NAMES if name not in _SOFTMAX]
+    for name in given:
+        if name not in allowed:
+            raise TypeError(f"expected one of {', '.join(allowed)}, got keyword {name!r}")
+    values = {name: value for name, value in given.items() if value is not None}
+    for name in _AXES:
+        if name in values:
+            values[name] = _as_array(values[name])
+    for name in ("key_lengths", "query_lengths"):
+        if name in values:
+            values[name] = tuple(np.atleast_1d(values[name]).tolist())
+    offset = values.get("query_offset")
+    if isinstance(offset, str):
+        values["query_offset"] = _choice(Corner, offset, "query_offset")
+    elif offset is not None:
+        numbers = tuple(np.atleast_1d(offset).tolist())
+        values["query_offset"] = numbers[0] if len(numbers) == 1 else numbers
+    if "mask_true" in values:
+        values["mask_true"] = _choice(MaskTrue, values["mask_true"], "mask_true")
+    return AttentionOptions(**values)
+
+
+def _choice(kind: Any, value: str, where: str) -> Any:
+    if value not in tuple(kind):
+        raise UsageError(where, f"expected one of {', '.join(kind)}, got {value!r}")
+    return kind(value)
+
+
+def _as_array(values: Any) -> NDArray[Any]:
+    """A NumPy array; of a torch tensor without importing torch, which then is there already."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(values, torch.Tensor):
+        tensor = values.detach().cpu()
+        narrow = tensor.dtype.is_floating_point and tensor.dtype.itemsize <= 2
+        array: NDArray[Any] = (tensor.float() if narrow else tensor).numpy()
+        return array
+    return np.asarray(values)
+
+
+def _sizes(options: AttentionOptions, said: tuple[int | None, ...]) -> Sizes:
+    """B, H, S_q and S_k: as said, as the arrays need them, or 8."""
+    names = ("batch", "heads", "q_len", "k_len")
+    found: dict[str, int] = {}
+    offset = options.query_offset
+    per_batch = offset if isinstance(offset, tuple) else None
+    for values in (options.key_lengths, options.query_lengths, per_batch):
+        if values is not None and len(values) > 1:
+            found["batch"] = len(values)
+    for name, axes in _AXES.items():
+        array = getattr(options, name)
+        shape = () if array is None else array.shape[-len(axes) :]
+        for axis, length in zip(axes[len(axes) - len(shape) :], shape, strict=True):
+            if length != 1 or axis not in found:
+                found[axis] = length
+    if found.get("q_len") == 1 and options.needs_positions and offset is None:
+        del found["q_len"]  # one row for all queries
+    found |= {name: size for name, size in zip(names, said, strict=True) if size is not None}
+    default = next((found[name] for name in names[:1:-1] if name in found), _DEFAULT_LENGTH)
+    return Sizes(
+        found.get("batch", 1),
+        found.get("heads", 1),
+        found.get("q_len", default),
+        found.get("k_len", default),
+    )
