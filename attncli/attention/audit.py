@@ -23,6 +23,7 @@ class DiagnosisLimits:
         sharp: scaled variance from which softmax is much sharper than the assumption's: a
             standard deviation of 2 rather than 1.
         flat: scaled variance up to which it is much flatter: a standard deviation of 1/4.
+        near: how many times the scaled variance may exceed or fall short of 1 and be called close.
         gap: how many times the visible cells' variance may exceed or fall short of that of all
             real pairs before the mask itself is named.
     """
@@ -31,6 +32,7 @@ class DiagnosisLimits:
     shared: float = 0.4
     sharp: float = 4.0
     flat: float = 1 / 16
+    near: float = 2.0
     gap: float = 2.0
 
 
@@ -72,8 +74,10 @@ def diagnosis(record: ScoreMoments, limits: DiagnosisLimits = LIMITS) -> str:
     if not findings:
         findings = _mask_findings(record, limits)
     if not findings:
+        near = 1 / limits.near <= record.scaled_var <= limits.near
+        kind = "close to the assumption" if near else "no single cause"
         return (
-            f"close to the assumption: scaled variance {record.scaled_var:.2g}, "
+            f"{kind}: scaled variance {record.scaled_var:.2g} (assumed: 1), "
             f"{parts.interaction:.0%} of what softmax sees is interaction of query and key"
         )
     return "; ".join(findings)

@@ -143,15 +143,15 @@ class Distribution:
         return dk * (std**4 * (1 + excess) + 2 * mean**2 * std**2 * (1 + rho))
 
     def assumption(self, dk: int) -> str:
-        """What the theoretical variance assumes, with the number, as one line."""
+        """What the theoretical variance assumes, with its growth by d_k, as one line."""
         variance = self.dot_variance(dk)
-        value = "does not exist" if variance is None else f"= {variance:.6g}"
+        value = "does not exist" if variance is None else f"= {_multiple(variance / dk)}d_k"
         rho = self.correlation
         bond = f"correlation {rho:g} between q and k" if rho else "q and k independent"
         formula = "d_k·(σ⁴ + 2μ²σ²)"
         if rho:
             formula = "d_k·(σ⁴(1 + ρ²(κ−2)) + 2μ²σ²(1+ρ))"
-        return f"{self._entries()}, {bond}: Var(q·k) = {formula} {value}, d_k = {dk}"
+        return f"{self._entries()}, {bond}: Var(q·k) = {formula} {value}"
 
     def standardised(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
         """Draw z, float64 of that shape: mean 0 and, where there is a variance, variance 1."""
@@ -194,3 +194,9 @@ class Distribution:
         mean = "none" if self.entry_mean is None else f"{self.entry_mean:g}"
         std = "none" if self.entry_std is None else f"{self.entry_std:g}"
         return f"{family} entries: mean {mean}, std {std}"
+
+
+def _multiple(factor: float) -> str:
+    """A factor before a symbol: nothing where it is 1."""
+    text = f"{factor:.6g}"
+    return "" if text == "1" else f"{text}·"

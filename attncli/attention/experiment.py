@@ -76,6 +76,14 @@ class ExperimentSpec:
         """How many queries are drawn."""
         return -(-self.samples // self.keys)
 
+    @property
+    def bytes_needed(self) -> int:
+        """An estimate of the memory held at once, in bytes, whatever the number of samples."""
+        draws = 4 * max(CHUNK_NUMBERS, self.dk)  # q, k and what correlates or shifts them
+        queries = max(1, CHUNK_NUMBERS // ((self.keys + 1) * self.dk))
+        scores = 8 * queries * self.keys  # and their softmax, in the making
+        return 8 * (self.threads or default_threads()) * (draws + scores)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentRecord:
@@ -102,7 +110,7 @@ class ExperimentRecord:
         entropy_bits_max: log2(keys), in bits.
         max_weight_unscaled, max_weight_scaled: mean largest weight.
         softmax_grad_unscaled, softmax_grad_scaled: mean Frobenius norm of the softmax Jacobian.
-        assumption: what var_theory assumes, with the number.
+        assumption: what var_theory assumes, with its growth by d_k.
     """
 
     dk: int
@@ -197,7 +205,7 @@ def _in_order(
     spec: ExperimentSpec, factors: list[float], per_chunk: int, chunks: int
 ) -> Iterator[_ChunkSums]:
     """The chunks' sums in order, computed a few ahead."""
-    threads = spec.threads or min(8, os.cpu_count() or 1)
+    threads = spec.threads or default_threads()
     waiting: deque[Future[_ChunkSums]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for chunk in range(chunks):
@@ -206,6 +214,11 @@ def _in_order(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+def default_threads() -> int:
+    """How many chunks are drawn at once where nobody says."""
+    return min(8, os.cpu_count() or 1)
 
 
 def _chunk(spec: ExperimentSpec, factors: list[float], per_chunk: int, chunk: int) -> _ChunkSums:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer import Option
@@ -15,11 +17,14 @@ from attncli.cli.values import floats, ladder, several
 from attncli.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from attncli.attention.experiment import ExperimentSpec
+    from attncli.attention.scale_rule import ScaleRule
     from attncli.cli.inputs import Group
     from attncli.report.printer import Printer
+
+Value = TypeVar("Value", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,9 @@ class ExperimentOptions:
     temperatures: Annotated[
         Many, Option("--temperatures", metavar="T[,T…]", help="Side by side. [default: 1]")
     ] = None
-    seed: Annotated[int | None, Option("--seed", metavar="N", help="Of the draws.")] = None
+    seed: Annotated[
+        int | None, Option("--seed", metavar="N", help="Of the draws. [default: 0]")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +120,17 @@ def register(app: typer.Typer) -> None:
             else:
                 _run_audit(inputs, shape, work, printer)
             return
-        _refuse_given(inputs, "expected files beside it")
-        _refuse_given(audit, "expected files beside it")
-        _refuse_given(shape, "expected files beside it", besides=("scale", "temperature"))
+        _refuse_given(inputs, "expected files beside it, since experiments draw no Q, K and V")
+        _refuse_given(audit, "expected files of Q and K beside it")
+        shapes = "expected files beside it, since experiments have no mask"
+        _refuse_given(shape, shapes, besides=("scale", "temperature"))
+        _refuse_work(work)
         _run_experiment(experiment, shape, work, printer)
 
 
 def _has_files(inputs: FileOptions) -> bool:
-    return bool(inputs.files or inputs.q or inputs.k or inputs.v or inputs.x)
+    named = ("files", "q", "k", "v", "x")
+    return any(getattr(inputs, name) for name in named)
 
 
 def _refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None:
@@ -128,29 +138,33 @@ def _refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None
     for entry in fields(options):
         value = getattr(options, entry.name)
         if value != entry.default and value is not None and entry.name not in besides:
-            option = "--" + entry.name.replace("_", "-")
-            raise UsageError(option, f"{why}, got --{entry.name.replace('_', '-')}")
+            prefix = "--no-" if value is False else "--"
+            option = prefix + entry.name.replace("_", "-")
+            raise UsageError(option, f"{why}, got {option} alone")
+
+
+def _refuse_work(work: WorkOptions) -> None:
+    """Refuse to be told to do what experiments never do."""
+    from attncli.attention.options import Precision
+
+    if work.precision is Precision.FLOAT32:
+        raise UsageError("--precision", "expected auto or float64 for an experiment, got float32")
+    if work.device not in ("auto", "cpu"):
+        raise UsageError("--device", f"expected auto or cpu for an experiment, got {work.device}")
 
 
 def _run_experiment(
     options: ExperimentOptions, shape: ShapeOptions, work: WorkOptions, printer: Printer
 ) -> None:
     from attncli.attention.experiment import experiment
+    from attncli.files.limits import require_memory
     from attncli.report.records import EXPERIMENT
     from attncli.report.variance import experiment_tables
 
     specs = list(_specs(options, shape))
+    for spec in specs:
+        require_memory("--dk, --keys", spec.bytes_needed)
     records = (asdict(record) for spec in specs for record in experiment(spec))
-    first = specs[0]
-    params = {
-        "dk": [spec.dk for spec in specs],
-        "samples": first.samples,
-        "keys": first.keys,
-        "dist": str(first.distribution.name),
-        "scale_rule": [str(rule) for rule in first.rules],
-        "temperatures": list(first.temperatures),
-        "seed": first.seed,
-    }
     emit(
         work.format,
         printer,
@@ -158,15 +172,38 @@ def _run_experiment(
         columns=EXPERIMENT,
         records=records,
         inputs={},
-        params=params,
+        params=_drawn_record(specs),
         show=lambda found: experiment_tables(found, printer, work.digits, work.unit),
     )
+
+
+def _drawn_record(specs: list[ExperimentSpec]) -> dict[str, Any]:
+    """`params` of an experiment: all that decided its numbers."""
+    from attncli.attention.distributions import DistributionName
+
+    first = specs[0]
+    entries = first.distribution
+    drawn_t = entries.name is DistributionName.STUDENT_T
+    return {
+        "dk": [spec.dk for spec in specs],
+        "samples": first.samples,
+        "keys": first.keys,
+        "dist": str(entries.name),
+        "mean": entries.entry_mean,
+        "std": entries.entry_std,
+        "correlation": entries.correlation,
+        "df": entries.df if drawn_t else None,
+        "scale_rule": [rule if isinstance(rule, float) else str(rule) for rule in first.rules],
+        "temperatures": list(first.temperatures),
+        "compute_dtype": "float64",
+        "device": "cpu",
+        "seed": first.seed,
+    }
 
 
 def _specs(options: ExperimentOptions, shape: ShapeOptions) -> Iterator[ExperimentSpec]:
     from attncli.attention.distributions import Distribution, DistributionName
     from attncli.attention.experiment import ExperimentSpec
-    from attncli.attention.scale_rule import parse_scale_rule
 
     name = options.dist or "normal"
     if name not in tuple(DistributionName):
@@ -178,27 +215,47 @@ def _specs(options: ExperimentOptions, shape: ShapeOptions) -> Iterator[Experime
     chosen |= {"correlation": options.correlation, "df": options.df}
     given = {key: value for key, value in chosen.items() if value is not None}
     distribution = Distribution(name=DistributionName(name), **given)
-    rules = tuple(parse_scale_rule(text) for text in several(options.scale_rule) or ["sqrt"])
-    temperatures = floats("--temperatures", options.temperatures) or (1.0,)
-    if shape.scale is not None:
-        if options.scale_rule:
-            raise UsageError("--scale", "expected one of --scale and --scale-rule, got both")
-        rules = (parse_scale_rule(repr(shape.scale)),)
-    if shape.temperature is not None:
-        if options.temperatures:
-            raise UsageError(
-                "--temperature", "expected one of --temperature and --temperatures, got both"
-            )
-        temperatures = (shape.temperature,)
     sizes = {"samples": options.samples, "keys": options.keys, "seed": options.seed}
-    for dk in ladder("--dk", options.dk) or (64,):
+    for dk in _each_once(ladder("--dk", options.dk) or (64,)):
         yield ExperimentSpec(
             dk=dk,
             distribution=distribution,
-            rules=rules,
-            temperatures=temperatures,
+            rules=_rules(options, shape),
+            temperatures=_temperatures(options, shape),
             **{size: value for size, value in sizes.items() if value is not None},
         )
+
+
+def _rules(options: ExperimentOptions, shape: ShapeOptions) -> tuple[ScaleRule | float, ...]:
+    from attncli.attention.scale_rule import ScaleRule, parse_scale_rule
+
+    if shape.scale is None:
+        if options.scale_rule is not None and not several(options.scale_rule):
+            raise UsageError("--scale-rule", "expected at least one value, got none")
+        given = several(options.scale_rule) or [ScaleRule.SQRT]
+        return _each_once(parse_scale_rule(text) for text in given)
+    if options.scale_rule:
+        raise UsageError("--scale", "expected one of --scale and --scale-rule, got both")
+    if not math.isfinite(shape.scale):
+        raise UsageError("--scale", f"expected a finite number, got {shape.scale}")
+    return (shape.scale,)
+
+
+def _temperatures(options: ExperimentOptions, shape: ShapeOptions) -> tuple[float, ...]:
+    if shape.temperature is None:
+        return _each_once(floats("--temperatures", options.temperatures) or (1.0,))
+    if options.temperatures:
+        raise UsageError(
+            "--temperature", "expected one of --temperature and --temperatures, got both"
+        )
+    if not (math.isfinite(shape.temperature) and shape.temperature > 0):
+        problem = f"expected a finite number above 0, got {shape.temperature}"
+        raise UsageError("--temperature", problem)
+    return (shape.temperature,)
+
+
+def _each_once(values: Iterable[Value]) -> tuple[Value, ...]:
+    return tuple(dict.fromkeys(values))
 
 
 def _run_audit(
@@ -210,6 +267,7 @@ def _run_audit(
     from attncli.report.variance import audit_tables
 
     groups = load_groups(inputs)
+    printer.warn(_without_effect(given))
     prepared = [(group, *problem_of(group, inputs, given, work)) for group in groups]
     for group, shape, problem in prepared:
         printer.warn(warnings_of(group, shape, problem))
@@ -229,6 +287,16 @@ def _run_audit(
         params=merged(groups, params),
         show=lambda found: audit_tables(found, printer, work.digits),
     )
+
+
+def _without_effect(given: ShapeOptions) -> list[str]:
+    """Warnings about options that come after `scaled`, which is where variance is taken."""
+    after = ("softcap", "alibi", "sinks")
+    return [
+        f"--{name} comes after the scaled scores: their variance does not depend on it"
+        for name in after
+        if getattr(given, name)
+    ]
 
 
 def _audited(group: Group, problem: Any, key_lengths: tuple[int, ...] | None) -> Iterator[Record]:

@@ -28,7 +28,6 @@ def run_fit(
         UsageError: several groups to fit one tensor to.
         DataError: a tensor that is neither weights nor output of these Q, K and V.
     """
-    from attncli.attention.fit_scale import fit_scale
     from attncli.cli.emit import described, emit
     from attncli.cli.inputs import describe, load_groups, read_tensor
     from attncli.cli.problems import params_record, problem_of, warnings_of
@@ -43,8 +42,8 @@ def run_fit(
     shape, problem = problem_of(groups[0], inputs, given, work)
     tensor, said = read_tensor(spec, "--fit-scale", inputs.dtype)
     printer.warn((*warnings_of(groups[0], shape, problem), *said))
-    source = _kind(problem, tensor)
-    fit = fit_scale(problem, **{source: tensor})
+    source = _kind(problem, tensor, spec)
+    fit = _fitted(problem, source, tensor, spec)
     records = _records(fit, problem)
     emit(
         work.format,
@@ -59,17 +58,27 @@ def run_fit(
     )
 
 
+def _fitted(problem: Problem, source: str, tensor: torch.Tensor, spec: str) -> ScaleFit:
+    """The fit; errors name the file."""
+    from attncli.attention.fit_scale import fit_scale
+
+    try:
+        return fit_scale(problem, **{source: tensor})
+    except DataError as error:
+        raise DataError(spec, f"{error.problem}, for {source}", error.advice) from None
+
+
 def _records(fit: ScaleFit, problem: Problem) -> list[dict[str, Any]]:
     place = {"source": str(fit.source), "scale_used": problem.scale}
     return [place | asdict(candidate) for candidate in fit.candidates]
 
 
-def _kind(problem: Problem, tensor: torch.Tensor) -> str:
+def _kind(problem: Problem, tensor: torch.Tensor, spec: str) -> str:
     """Whether a tensor is the weights or the output, by its width and, if need be, its sums."""
     width, k_len, dv = tensor.shape[-1] if tensor.ndim else 0, problem.sizes.k_len, problem.dv
     if width not in (k_len, dv):
         expected = f"weights (…, {k_len})" + (f" or output (…, {dv})" if dv else "")
-        raise DataError("--fit-scale", f"expected {expected}, got {tuple(tensor.shape)}")
+        raise DataError(spec, f"expected {expected}, got {tuple(tensor.shape)}")
     if k_len != dv:
         return "weights" if width == k_len else "output"
     exact = tensor.double()

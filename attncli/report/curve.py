@@ -25,13 +25,16 @@ class Curve:
     points: Sequence[tuple[float, float | None]]
 
 
-def plot(title: str, curves: Sequence[Curve], *, log_y: bool) -> list[str]:
-    """Lines of a plot with a logarithmic x axis; curves that meet show the later one's marker.
+def plot(
+    title: str, curves: Sequence[Curve], *, log_y: bool, top: float | None = None
+) -> list[str]:
+    """Lines of a plot with a logarithmic x axis; where curves meet, the earlier one's marker shows.
 
     Args:
         title: what the y axis shows.
         curves: with x above 0.
         log_y: whether the y axis is logarithmic too; points at or below 0 then have no place.
+        top: where a linear y axis ends at least; None for the highest point.
     """
     points = [
         (curve.marker, x, y)
@@ -43,17 +46,18 @@ def plot(title: str, curves: Sequence[Curve], *, log_y: bool) -> list[str]:
         return []
     lift = math.log10 if log_y else float
     heights = [lift(y) for _, _, y in points]
-    low, high = (min(heights), max(heights)) if log_y else (min(0.0, *heights, 0.0), max(heights))
+    low, high = (min(heights), max(heights)) if log_y else (0.0, max(*heights, top or 0.0))
     widths = [math.log10(x) for _, x, _ in points]
     grid = [[" "] * WIDTH for _ in range(HEIGHT)]
-    for (marker, _, _), height, width in zip(points, heights, widths, strict=True):
+    placed = zip(points, heights, widths, strict=True)
+    for (marker, _, _), height, width in reversed(list(placed)):
         row = HEIGHT - 1 - _place(height, low, high, HEIGHT)
         grid[row][_place(width, min(widths), max(widths), WIDTH)] = marker
-    top, bottom = (10**high, 10**low) if log_y else (high, low)
-    names = [f"{top:.4g}", *[""] * (HEIGHT - 2), f"{bottom:.4g}"]
+    ends = (10**high, 10**low) if log_y else (high, low)
+    names = [f"{ends[0]:.4g}", *[""] * (HEIGHT - 2), f"{ends[1]:.4g}"]
     legend = "   ".join(f"{curve.marker} {curve.name}" for curve in curves)
-    lines = [f"{title}   {legend}"]
-    lines += [f"{name:>9} |{''.join(row)}" for name, row in zip(names, grid, strict=True)]
+    lines = [title, f"          {legend}"]
+    lines += [f"{name:>9} |{''.join(row).rstrip()}" for name, row in zip(names, grid, strict=True)]
     left, right = (f"{10**end:.4g}" for end in (min(widths), max(widths)))
     return [*lines, " " * 10 + "+" + "-" * WIDTH, f"{'':>11}{left:<{WIDTH - len(right)}}{right}"]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attncli.report.choices import Unit
 from attncli.report.curve import Curve, plot
+from attncli.report.grid import GridColumn, grid
 from attncli.report.numbers import decimals
 from attncli.report.stage_tables import paragraph
 
@@ -14,12 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
-    from rich.table import Table
+    from rich.text import Text
 
     from attncli.attention.fit_scale import ScaleFit
     from attncli.report.printer import Printer
 
 Record = dict[str, Any]
+
+# Points of the curves after the scale, one for each rule and temperature.
+MARKERS = "+x*#%@&=^~"
+LEGEND = (
+    "var: of the visible scores; interaction + query mean = what softmax sees of all real pairs; "
+    "key mean: constant along rows, so softmax never sees it; scaled: var · (scale / "
+    "temperature)², assumed to be 1; unit scale: the one that would make it 1."
+)
 
 
 def experiment_tables(
@@ -27,13 +36,15 @@ def experiment_tables(
 ) -> Iterator[RenderableType]:
     """Variance against theory, what softmax makes of it, and curves where d_k is swept."""
     first = records[0]
-    drawn = f"{first['dist']}, {first['samples']} dot products, seed {first['seed']}"
+    drawn = f"{_entries(first)}: {first['samples']} dot products, seed {first['seed']}"
     yield f"Var(q·k) of {drawn}"
-    yield _variance_table(records, digits)
+    yield _variance_table(records, printer, digits)
     yield from _notes(records, printer)
     yield ""
-    yield f"softmax over {first['keys']} keys, without the scale and with it"
-    yield _softmax_table(records, digits, unit)
+    most = decimals(_entropy(first["entropy_bits_max"], unit), digits)
+    keys = "1 key" if first["keys"] == 1 else f"{first['keys']} keys"
+    yield f"softmax over {keys}, whose entropy is at most {most} {unit}"
+    yield _softmax_table(records, printer, digits, unit)
     yield from _curves(records, unit)
 
 
@@ -50,17 +61,15 @@ def audit_tables(
             f"{named} · d_k={first['dk']}, scale {first['scale']:.6g}, "
             f"variance that 1/√d_k assumes: {first['var_unit_theory']:g}"
         )
-        yield _audit_table(of_group, digits)
+        yield _audit_table(of_group, printer, digits)
         yield ""
         for record in of_group:
             yield paragraph(f"{_head_name(record)}: {record['diagnosis']}", printer)
         yield ""
-    yield paragraph(
-        "var: of the visible scores; interaction + query mean = what softmax sees of all real "
-        "pairs; key mean: constant along rows, so softmax never sees it; scaled: var · scale², "
-        "assumed to be 1; unit scale: the one that would make it 1.",
-        printer,
-    )
+    if records:
+        yield paragraph(LEGEND, printer)
+    else:
+        yield "no heads: nothing to measure"
 
 
 def fit_tables(
@@ -69,10 +78,10 @@ def fit_tables(
     """Scales, best first, with what each leaves unexplained."""
     best = fit.candidates[0]
     yield f"best: {best.name} = {best.scale:.6g}, judged by the {fit.source}"
-    table = _table("scale", "value", "rms residual", "largest residual")
-    for record in records:
-        table.add_row(record["name"], *(f"{record[key]:.6g}" for key in ("scale", "rms", "max")))
-    yield table
+    columns = [GridColumn("scale", [record["name"] for record in records], True, True)]
+    for heading, key in (("value", "scale"), ("rms residual", "rms"), ("largest residual", "max")):
+        columns.append(GridColumn(heading, [f"{record[key]:.6g}" for record in records]))
+    yield grid(columns, printer)
     yield paragraph(
         f"residuals are of recomputed − given, whose root mean square is {fit.target_rms:.4g}, "
         f"over {fit.rows} of {fit.rows_total} rows",
@@ -82,115 +91,144 @@ def fit_tables(
         yield paragraph(f"no fitted value: {fit.reason}", printer)
 
 
-def _variance_table(records: Sequence[Record], digits: int) -> Table:
-    table = _table("d_k", "mean", "theory", "var", "95 % interval", "theory", "ratio")
-    for record in _once_per(records, "dk"):
-        low, high = record["var_ci95_low"], record["var_ci95_high"]
-        interval = "none" if low is None else f"{_short(low)} to {_short(high)}"
-        table.add_row(
-            str(record["dk"]),
-            _short(record["mean"]),
-            _short(record["mean_theory"]),
-            _short(record["var"]),
-            interval,
-            _short(record["var_theory"]),
-            decimals(record["ratio"], digits),
-        )
-    return table
+def _entries(record: Record) -> str:
+    family = record["dist"]
+    return f"{family} (df {record['df']:g})" if record["df"] is not None else str(family)
+
+
+def _variance_table(records: Sequence[Record], printer: Printer, digits: int) -> Text:
+    lines = _once_per_dk(records)
+    columns = [_dk_column(lines)]
+    for heading, key in (("mean", "mean"), ("theory", "mean_theory"), ("var", "var")):
+        columns.append(_numbers(heading, [record[key] for record in lines], digits))
+    columns.append(GridColumn("95 % interval", [_interval(record, digits) for record in lines]))
+    columns.append(_numbers("theory", [record["var_theory"] for record in lines], digits))
+    columns.append(_numbers("ratio", [record["ratio"] for record in lines], digits))
+    return grid(columns, printer)
+
+
+def _interval(record: Record, digits: int) -> str:
+    low, high = record["var_ci95_low"], record["var_ci95_high"]
+    return "none" if low is None else f"{decimals(low, digits)} to {decimals(high, digits)}"
 
 
 def _notes(records: Sequence[Record], printer: Printer) -> Iterator[RenderableType]:
     for reason in dict.fromkeys(record["interval_reason"] for record in records):
         if reason is not None:
             yield paragraph(f"no interval: {reason}", printer)
-    several = len({record["dk"] for record in records}) > 1
-    which = "theory, for the first line" if several else "theory"
-    yield paragraph(f"{which}: {records[0]['assumption']}", printer)
+    for assumption in dict.fromkeys(record["assumption"] for record in records):
+        yield paragraph(f"theory: {assumption}", printer)
+    growth = records[0]["var_theory"]
+    if growth is not None and not math.isclose(growth, records[0]["dk"]):
+        share = growth / records[0]["dk"]
+        yield paragraph(
+            "1/√d_k is made for entries of mean 0 and variance 1, q and k independent, where "
+            f"Var(q·k) = d_k: here it gives a scaled variance of {share:.6g}, not 1",
+            printer,
+        )
 
 
-def _softmax_table(records: Sequence[Record], digits: int, unit: Unit) -> Table:
+def _softmax_table(records: Sequence[Record], printer: Printer, digits: int, unit: Unit) -> Text:
     """The three symptoms of a missing scale; a line for no scale, and one per rule."""
-    most = _entropy(records[0]["entropy_bits_max"], unit)
-    heading = f"entropy of {decimals(most, digits)} {unit}"
-    table = _table("d_k", "scale", "scaled var", heading, "largest weight", "gradient")
+    lines = []
     for dk in dict.fromkeys(record["dk"] for record in records):
         of_dk = [record for record in records if record["dk"] == dk]
-        _symptoms(table, of_dk[0], "unscaled", "none: 1", of_dk[0]["var"], digits, unit)
+        lines.append((of_dk[0], "unscaled", "none: 1", of_dk[0]["var"]))
         for record in of_dk:
-            named = f"{record['rule']}: {record['scale']:.4g}"
-            if record["temperature"] != 1:
-                named += f" / {record['temperature']:g}"
-            if record["rule"] != "none" or record["temperature"] != 1:
-                _symptoms(table, record, "scaled", named, record["scaled_var"], digits, unit)
-    return table
+            if record["scale"] != 1 or record["temperature"] != 1:
+                lines.append((record, "scaled", _scale_name(record), record["scaled_var"]))
+    columns = [
+        _dk_column([record for record, *_ in lines]),
+        GridColumn("scale", [named for _, _, named, _ in lines], True, True),
+        _numbers("scaled var", [var for *_, var in lines], digits),
+    ]
+    entropies = [_entropy(record[f"entropy_bits_{which}"], unit) for record, which, *_ in lines]
+    columns.append(_numbers(f"entropy ({unit})", entropies, digits))
+    for heading, key in (("largest weight", "max_weight"), ("gradient", "softmax_grad")):
+        values = [record[f"{key}_{which}"] for record, which, *_ in lines]
+        columns.append(_numbers(heading, values, digits))
+    return grid(columns, printer)
 
 
-def _symptoms(
-    table: Table, record: Record, which: str, named: str, var: float, digits: int, unit: Unit
-) -> None:
-    table.add_row(
-        str(record["dk"]),
-        named,
-        decimals(var, digits),
-        decimals(_entropy(record[f"entropy_bits_{which}"], unit), digits),
-        decimals(record[f"max_weight_{which}"], digits),
-        decimals(record[f"softmax_grad_{which}"], digits),
-    )
+def _scale_name(record: Record) -> str:
+    named = f"{record['scale']:.4g}"
+    if not _is_number(record["rule"]):
+        named = f"{record['rule']}: {named}"
+    return named if record["temperature"] == 1 else f"{named} / {record['temperature']:g}"
 
 
 def _curves(records: Sequence[Record], unit: Unit) -> Iterator[str]:
-    swept = list(_once_per(records, "dk"))
+    """Variance and entropy against d_k, without a scale and under each that was asked for."""
+    swept = _once_per_dk(records)
     if len(swept) < 2:
         return
-    measured = [(record["dk"], record["var"]) for record in swept]
-    scaled = [(record["dk"], record["scaled_var"]) for record in swept]
+    under = _by_scale(records)
+    names = ["after the scale"] if len(under) == 1 else list(under)
+    variances = [Curve("Var(q·k)", "o", [(r["dk"], r["var"]) for r in swept])]
+    entropies = [Curve("unscaled", "o", _points(swept, "entropy_bits_unscaled", unit))]
+    for name, marker, lines in zip(names, MARKERS, under.values(), strict=False):
+        variances.append(Curve(name, marker, [(r["dk"], r["scaled_var"]) for r in lines]))
+        entropies.append(Curve(name, marker, _points(lines, "entropy_bits_scaled", unit)))
     yield ""
-    yield from plot(
-        "variance against d_k",
-        [Curve("Var(q·k)", "o", measured), Curve("after the scale", "+", scaled)],
-        log_y=True,
-    )
-    curves = [
-        Curve(name, marker, [(r["dk"], _entropy(r[f"entropy_bits_{which}"], unit)) for r in swept])
-        for name, marker, which in (("unscaled", "o", "unscaled"), ("scaled", "+", "scaled"))
-    ]
+    yield from plot("variance against d_k", variances, log_y=True)
     yield ""
-    yield from plot(f"entropy ({unit}) against d_k", curves, log_y=False)
+    most = _entropy(swept[0]["entropy_bits_max"], unit)
+    title = f"entropy ({unit}) against d_k, up to that of uniform weights"
+    yield from plot(title, entropies, log_y=False, top=most)
 
 
-def _audit_table(records: Sequence[Record], digits: int) -> Table:
-    table = _table("head", "var", "interaction", "query mean", "key mean", "scaled", "unit scale")
-    parts = ("var", "var_from_interaction", "var_from_query_mean", "var_from_key_mean")
+def _by_scale(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Records under each rule and temperature, by a name without the d_k's own scale."""
+    found: dict[str, list[Record]] = {}
     for record in records:
-        shown = [_short(record[key]) for key in (*parts, "scaled_var", "scale_for_unit_variance")]
-        table.add_row(_head_name(record), *shown)
-    return table
+        heat = "" if record["temperature"] == 1 else f" / {record['temperature']:g}"
+        found.setdefault(record["rule"] + heat, []).append(record)
+    return found
+
+
+def _points(records: Sequence[Record], key: str, unit: Unit) -> list[tuple[float, float | None]]:
+    return [(record["dk"], _entropy(record[key], unit)) for record in records]
+
+
+def _audit_table(records: Sequence[Record], printer: Printer, digits: int) -> Text:
+    shown = {
+        "var": "var",
+        "interaction": "var_from_interaction",
+        "query mean": "var_from_query_mean",
+        "key mean": "var_from_key_mean",
+        "scaled": "scaled_var",
+        "unit scale": "scale_for_unit_variance",
+    }
+    columns = [GridColumn("head", [_head_name(record) for record in records], True, True)]
+    for heading, key in shown.items():
+        columns.append(_numbers(heading, [record[key] for record in records], digits))
+    return grid(columns, printer)
 
 
 def _head_name(record: Record) -> str:
-    return f"{record['batch']}.{record['head']}" if record["batch"] else f"head {record['head']}"
+    batch = f"batch {record['batch']} " if record["batch"] else ""
+    return f"{batch}head {record['head']}"
 
 
-def _table(*headings: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
+def _dk_column(records: Sequence[Record]) -> GridColumn:
+    return GridColumn("d_k", [str(record["dk"]) for record in records], is_key=True)
 
 
-def _once_per(records: Sequence[Record], key: str) -> Iterator[Record]:
-    seen = set()
-    for record in records:
-        if record[key] not in seen:
-            seen.add(record[key])
-            yield record
+def _numbers(heading: str, values: Sequence[float | None], digits: int) -> GridColumn:
+    return GridColumn(heading, [decimals(value, digits) for value in values])
+
+
+def _once_per_dk(records: Sequence[Record]) -> list[Record]:
+    return list({record["dk"]: record for record in reversed(records)}.values())[::-1]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _entropy(bits: float, unit: Unit) -> float:
     return bits if unit is Unit.BITS else bits * math.log(2)
-
-
-def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:.5g}"
