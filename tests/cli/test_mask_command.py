@@ -1,0 +1,299 @@
+"""`attncli mask` as its users meet it: files in, words and records out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import attncli
+from attncli.cli.app import app
+
+S = 8
+CAUSAL = np.tri(S, dtype=bool)
+PADDED = np.arange(S) < np.array([[5], [3]])  # (2, S)
+LEAKING = CAUSAL.copy()
+LEAKING[2, 5] = LEAKING[3, 6] = True
+FINFO = {name: np.finfo(name).min for name in ("float16", "float32")}
+
+
+class Ran:
+    """What a run left behind."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Run `attncli mask` in an empty folder; arrays given as keywords become NAME.npy there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    def run_mask(line: str, **arrays: np.ndarray[Any, Any]) -> Ran:
+        for name, array in arrays.items():
+            np.save(f"{name}.npy", array)
+        with pytest.raises(SystemExit) as ended:
+            app(["mask", *line.split()])
+        out, err = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), out, err)
+
+    return run_mask
+
+
+@pytest.mark.parametrize(
+    ("mask", "described"),
+    [
+        (CAUSAL, "causal"),
+        (CAUSAL.astype(np.int64), "causal"),
+        (~CAUSAL, "probably inverted: causal"),
+        (np.where(CAUSAL, 0, -np.inf).astype(np.float16), "causal"),
+        (np.where(CAUSAL, 0, -np.inf), "causal"),
+        (PADDED[0], "key padding, length 5"),
+        (np.tri(4, 9, 5, dtype=bool), "causal (bottom-right, offset 5)"),
+        (CAUSAL & ~np.tri(S, S, -3, dtype=bool), "causal with a window of 2 keys to the left"),
+        (LEAKING, "no known pattern; nearest is causal, differing in 2 cells"),
+        (np.zeros((S, S), bool), "nothing visible"),
+        (np.zeros((S, 0), bool), "nothing visible"),
+    ],
+)
+def test_a_mask_file_is_described(run: Any, mask: Any, described: str) -> None:
+    ran = run("--attn-mask m.npy --format json", m=mask)
+    assert ran.code == 0
+    (record,) = ran.document["data"]
+    assert record["description"].startswith(described)
+
+
+def test_an_inverted_mask_is_loud(run: Any) -> None:
+    table = run("--attn-mask m.npy", m=~CAUSAL)
+    assert table.out.startswith("PROBABLY INVERTED: causal")
+    assert "--mask-true drop" in table.out
+    assert "True and False exchanged?" in table.err
+    assert any("inverted" in text for text in run("--attn-mask m.npy -f json").document["warnings"])
+    assert run("--attn-mask m.npy --mask-true drop").out.startswith("causal\n")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_both_readings_of_finite_values_are_told(run: Any, dtype: str) -> None:
+    mask = np.where(CAUSAL, 0, FINFO[dtype]).astype(dtype)
+    ran = run("--attn-mask m.npy", m=mask)
+    first, second = ran.out.splitlines()[:2]
+    assert first == "full"
+    assert second == "with values of -10000 or less read as hidden: causal"
+    assert "0 █-------" in ran.out
+    (record,) = run("--attn-mask m.npy -f json").document["data"]
+    assert record["kept"] == S * S
+    assert record["description"].endswith("as hidden: causal")
+
+
+def test_finite_masks_that_differ_by_batch_are_drawn_apart(run: Any) -> None:
+    mask = np.where(PADDED[:, None, None, :] & CAUSAL, 0, FINFO["float32"]).astype(np.float32)
+    ran = run("--attn-mask m.npy", m=mask)
+    assert "read as hidden: causal; key padding, lengths 5,3" in ran.out
+    assert "batch 1: causal; key padding, length 3" in ran.out
+
+
+def test_hidden_rows_are_suspected_of_being_transposed(run: Any) -> None:
+    rows = np.repeat(PADDED[0][:, None], S, axis=1)
+    assert "is it transposed?" in run("--attn-mask m.npy", m=rows).err
+
+
+def test_records_of_every_batch_in_every_format(run: Any) -> None:
+    mask = PADDED[:, None, None, :] & CAUSAL
+    lines = run("--attn-mask m.npy -f csv", m=mask).out
+    rows = list(csv.DictReader(io.StringIO(lines)))
+    assert [row["batch"] for row in rows] == ["0", "1"]
+    assert [int(row["kept"]) for row in rows] == mask.sum((1, 2, 3)).tolist()
+    data = run("--attn-mask m.npy -f json").document["data"]
+    np.testing.assert_array_equal([record["values"] for record in data], mask[:, 0])
+    records = run("--attn-mask m.npy -f ndjson").out.splitlines()
+    assert [json.loads(line)["unused_keys"] for line in records] == [3, 5]
+    omitted = run("--attn-mask m.npy -f json --max-values 63").document["data"][0]
+    assert omitted["values"] is None
+    assert omitted["values_omitted"] is True
+
+
+def test_a_row_for_all_queries_meets_causality(run: Any) -> None:
+    ran = run("--attn-mask m.npy --causal -f json", m=PADDED[:, None, None, :])
+    assert [record["q_len"] for record in ran.document["data"]] == [S, S]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float16", "float32", "float64"])
+def test_a_saved_mask_reads_back(run: Any, dtype: str) -> None:
+    kind = "--as bool" if dtype == "bool" else f"--as additive --dtype {dtype}"
+    assert run(f"--causal --key-lengths 5,3 --save out.npz {kind}").code == 0
+    saved = np.load("out.npz")["attn_mask"]
+    expected = PADDED[:, None, None, :] & CAUSAL
+    assert saved.dtype == dtype
+    np.testing.assert_array_equal(saved if dtype == "bool" else saved == 0, expected)
+    assert dtype == "bool" or bool(np.isneginf(saved[~expected]).all())
+
+
+def test_a_saved_bfloat16_mask_reads_back(run: Any) -> None:
+    assert run("--causal --save out.safetensors --as additive --dtype bfloat16").code == 0
+    assert run("--attn-mask out.safetensors --against options --causal").code == 0
+
+
+def test_alibi_is_saved_for_every_head(run: Any) -> None:
+    run("--alibi --causal --heads 2 --save out.safetensors --as additive --dtype float64")
+    saved = load_file("out.safetensors")["attn_mask"]
+    distance = abs(np.arange(S)[:, None] - np.arange(S))
+    slopes = np.array([2.0**-4, 2.0**-8])[:, None, None]
+    np.testing.assert_array_equal(saved[0], np.where(CAUSAL, -slopes * distance, -np.inf))
+
+
+def test_a_bias_beyond_the_dtype_is_warned_of(run: Any) -> None:
+    mask = np.where(CAUSAL, 0, -1e6)
+    ran = run("--attn-mask m.npy --save o.npy --as additive --dtype float16", m=mask)
+    assert "28 visible cells are -inf in float16" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("--attn-mask leaking.npy --against causal.npy", 3, "2 cells that differ"),
+        ("--attn-mask leaking.npy --against options --causal", 3, "the first at query 2, key 5"),
+        ("--causal --against causal.npy", 0, ""),
+        ("--causal --against short.npy", 1, "--against: expected (S_q=8, S_k=8)"),
+        ("--attn-mask leaking.npy --fail-on leak", 3, 'that "causal" hides, got 2'),
+        ("--attn-mask leaking.npy --causal --fail-on leak", 3, "query 2, key 5"),
+        ("--attn-mask causal.npy --fail-on leak", 0, ""),
+        ("--attn-mask causal.npy --segments 0,0,0,0,1,1,1,1 --fail-on leak", 3, "segments"),
+        ("--causal --query-offset -1 --fail-on empty-rows", 3, "no empty rows, got 1: 0"),
+        ("--key-lengths 6 --fail-on unused-keys", 3, "no unused keys, got 2: 6, 7"),
+        ("--key-lengths 6 --fail-on empty-rows", 0, ""),
+        ("--causal --fail-on leak", 2, "expected --attn-mask"),
+        ("--causal --against causal.npy --fail-on empty-rows", 2, "--fail-on"),
+        ("--fail-on typo", 2, "expected one of"),
+        ("--as bool", 2, "--as: expected --save"),
+        ("--save o.npy --dtype float16", 2, "--as additive"),
+        ("--scale 2", 2, "--effect"),
+        ("--temperature 2", 2, "--effect"),
+        ("--group x", 2, "expected a bundle"),
+        ("--layout bshd", 2, "expected files"),
+        ("--effect", 2, "expected files of Q and K"),
+        ("--q-len 3 --k-len 5 --causal", 2, "top-left"),
+        ("--attn-mask twos.npy", 1, "expected integers 0 and 1"),
+        ("--attn-mask nan.npy", 1, "NaN"),
+        ("causal.npy", 2, "expected Q and K"),
+    ],
+)
+def test_exit_codes_and_errors(run: Any, line: str, code: int, said: str) -> None:
+    files = {"causal": CAUSAL, "leaking": LEAKING, "short": CAUSAL[:4]}
+    ran = run(line, twos=CAUSAL * 2, nan=np.full((S, S), np.nan), **files)
+    assert ran.code == code
+    assert said in ran.err
+
+
+def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    weights: np.ndarray[Any, Any] = powers / powers.sum(-1, keepdims=True)
+    return weights
+
+
+def check_effect(text: str, scores: np.ndarray[Any, Any]) -> None:
+    """Compare CSV records of a causal mask with the softmax of scores (B, H, S, S)."""
+    rows = list(csv.DictReader(io.StringIO(text)))
+    before, after = softmax(scores), softmax(np.where(CAUSAL, scores, -np.inf))
+    removed = np.where(CAUSAL, 0, before).sum(-1)
+    terms = -after * np.log(np.where(after > 0, after, 1))
+    for name, expected in (
+        ("mass_removed", removed),
+        ("entropy_after_nats", terms.sum(-1)),
+        ("mass_moved", abs(after - before).sum(-1) / 2),
+    ):
+        got = [float(row[name]) for row in rows]
+        np.testing.assert_allclose(got, expected.ravel(), atol=1e-12)
+
+
+def test_the_effect_on_scores_of_q_and_k_and_of_a_file(run: Any) -> None:
+    generator = np.random.default_rng(0)
+    q, k = generator.standard_normal((2, 2, 4, S, 6))
+    k = k[:, :2]  # grouped heads
+    scores = q @ k.repeat(2, axis=1).swapaxes(-1, -2)
+    given = run("q.npy k.npy --effect --causal -f csv", q=q, k=k)
+    check_effect(given.out, scores / np.sqrt(6))
+    capped = run("q.npy k.npy --effect --causal --scale .5 --temperature 2 --softcap 3 -f csv")
+    check_effect(capped.out, 3 * np.tanh(scores / 4 / 3))
+    packed = {n: t.swapaxes(1, 2).reshape(2, S, -1) for n, t in (("pq", q), ("pk", k))}
+    flat = run("pq.npy pk.npy --layout bsh --heads 4 --effect --causal -f csv", **packed)
+    check_effect(flat.out, scores / np.sqrt(6))
+    check_effect(run("--scores s.npy --causal -f csv", s=scores).out, scores)
+
+
+def test_a_bundle_brings_its_mask_scale_and_labels(run: Any) -> None:
+    generator = np.random.default_rng(1)
+    q, k = generator.standard_normal((2, 1, 1, S, 4))
+    declared = {"l0": {"scale": 2.0, "labels": list("abcdefgh")}}
+    tensors = {"l0.q": q, "l0.k": k, "l0.attn_mask": CAUSAL}
+    save_file(tensors, "b.safetensors", metadata={"attncli": json.dumps(declared)})
+    ran = run("b.safetensors -f json")
+    assert ran.document["params"]["attn_mask"] == "b.safetensors::l0.attn_mask"
+    assert "0 a █" in run("b.safetensors").out
+    check_effect(run("b.safetensors --effect -f csv").out, 2 * q @ k.swapaxes(-1, -2))
+
+
+def test_colour_only_where_it_is_asked_for(run: Any) -> None:
+    assert "\x1b[" in run("--causal --color always").out
+    assert "\x1b[" not in run("--causal").out
+
+
+def test_every_picture_is_written_off_a_terminal(run: Any) -> None:
+    heads = np.stack([np.tri(S, S, -diagonal, dtype=bool) for diagonal in range(6)])
+    ran = run("--attn-mask m.npy", m=heads)
+    assert all(f"head {head}: " in ran.out for head in range(6))
+
+
+def process(code: str) -> str:
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return ran.stdout
+
+
+RUN = "import sys; sys.argv = ['attncli', 'mask', '--causal', '-q', '-o', '/dev/null']\n"
+ASK = "\nprint('torch' in sys.modules)"
+
+
+def test_no_torch_is_imported() -> None:
+    command = "from attncli.cli.app import app\ntry: app()\nexcept SystemExit: pass"
+    assert process(RUN + command + ASK).endswith("False\n")
+    assert process(f"import sys, attncli; attncli.mask(4, causal=True){ASK}") == "False\n"
+
+
+def test_that_an_imported_torch_would_be_seen() -> None:
+    assert process(f"import sys, torch{ASK}") == "True\n"
+
+
+def test_a_hundred_thousand_tokens_cost_no_cells(run: Any) -> None:
+    start = time.perf_counter()
+    ran = run("--q-len 100000 --causal --left-window 4095 -f csv")
+    assert time.perf_counter() - start < 3
+    kept = 100_000 * 4096 - 4096 * 4095 // 2
+    assert f",{kept}," in ran.out
+
+
+def test_python_builds_the_same_masks() -> None:
+    found = attncli.mask(S, causal=True, left_window=2)
+    expected = CAUSAL & ~np.tri(S, S, -3, dtype=bool)
+    np.testing.assert_array_equal(found.visible(), expected)
+    assert found.options == {"causal": True, "left_window": 2}
+    assert found.records[0].kept == expected.sum()
+    assert attncli.mask(attn_mask=~CAUSAL).probably_inverted
+    assert attncli.mask(key_lengths=[5, 3], k_len=S).visible(1)[0].tolist() == PADDED[1].tolist()
+    with pytest.raises(TypeError, match="got keyword 'softcap'"):
+        attncli.mask(S, softcap=3)
+    with pytest.raises(attncli.UsageError, match="batch: expected 0 to 0, got 1"):
+        found.visible(1)
