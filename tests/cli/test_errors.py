@@ -191,6 +191,7 @@ def test_interrupt(files: Path) -> None:
     until = time.monotonic() + 40
     while not list(Path().glob(".w.npz.*")) and time.monotonic() < until:
         time.sleep(0.05)
+    time.sleep(0.5)  # well into the writing
     running.send_signal(signal.SIGINT)
     out, said = running.communicate(timeout=30)
     assert (running.returncode, out, said) == (130, "", "attncli: interrupted\n")
