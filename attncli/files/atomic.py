@@ -34,8 +34,10 @@ def atomic_path(target: Path) -> Iterator[Path]:
         if mode is not None and not stat.S_ISREG(mode):
             yield real
             return
-        temporary = _created(real)
-        try:
+        temporary = _beside(real)
+        try:  # from before there is a file: an interrupt may come at any moment
+            # Not tempfile, whose files nobody else may read.
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             if mode is not None:
                 temporary.chmod(stat.S_IMODE(mode))
             yield temporary
@@ -58,13 +60,10 @@ def _old_mode(target: Path) -> int | None:
     return mode
 
 
-def _created(target: Path) -> Path:
-    """A new empty file beside the target."""
+def _beside(target: Path) -> Path:
+    """A name beside the target that nobody else uses."""
     # Cut, since the longest name allowed leaves no room for more.
-    temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(6)}.tmp")
-    # Not tempfile, whose files nobody else may read.
-    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    return temporary
+    return target.with_name(f".{target.name[:50]}.{secrets.token_hex(6)}.tmp")
 
 
 @contextlib.contextmanager
