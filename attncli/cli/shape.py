@@ -89,7 +89,9 @@ def shape_record(shape: Shape, mask_offset: NDArray[np.int64] | None) -> dict[st
     record["query_offset"] = _scalar_or_list(mask_offset)
     for name in FROM_FILES:
         value = getattr(options, name)
-        record[name] = shape.files.get(name, None if value is None else value.tolist())
+        # A file's own name stands for its values, of which there may be billions.
+        listed = name not in shape.files and value is not None
+        record[name] = value.tolist() if listed else shape.files.get(name)
     record["mask_true"] = str(options.mask_true) if options.attn_mask is not None else None
     return record
 
