@@ -109,9 +109,9 @@ def _between(
         for index in batches:
             for some in torch.split(rows.cpu(), step):
                 part = Part(slice(index, index + 1), slice(0, heads), some)
-                blocks = [c.values[part.batch][:, :, some].double() for c in (first, second)]
-                empty = torch.zeros_like(blocks[0][..., :1], dtype=torch.bool)
-                errors = errors_of(first.target, *blocks, tolerance, empty)
+                ours, theirs = (c.values[part.batch][:, :, some].double() for c in (first, second))
+                empty = torch.zeros_like(ours[..., :1], dtype=torch.bool)
+                errors = errors_of(first.target, ours, theirs, tolerance, empty)
                 sums.add(errors, part)
                 tally.add(errors, empty, part)
     return sums, tally

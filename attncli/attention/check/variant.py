@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # Cells of one block: 2¹⁸ float64 are 2 MiB, so that a handful of such arrays stay in the cache.
 BLOCK_CELLS = 1 << 18
+# Keys and values are cast once per block: long ones want more rows to be worth it, up to 32 MiB.
+_MOST_CELLS = 1 << 22
+_ROWS_PER_CAST = 256
 
 
 class SoftmaxOver(StrEnum):
@@ -148,7 +151,7 @@ def parts_of(variant: Variant, rows: torch.Tensor, batches: range) -> Iterator[P
     heads = sizes.heads if variant.needs_all_heads else max(1, BLOCK_CELLS // per_head)
     heads = min(heads, sizes.heads)
     per_row = max(1, sizes.k_len) * heads
-    step = max(1, BLOCK_CELLS // per_row)
+    step = max(1, BLOCK_CELLS // per_row, min(_ROWS_PER_CAST, _MOST_CELLS // per_row))
     several = heads == sizes.heads and per_row * max(1, len(rows)) * len(batches) <= BLOCK_CELLS
     for batch in [batches] if several else [range(b, b + 1) for b in batches]:
         for head in range(0, sizes.heads, heads):
@@ -265,7 +268,7 @@ def _over_queries(variant: Variant, part: Part) -> torch.Tensor:
 def _column_logsumexp(variant: Variant, batch: int, head: int) -> torch.Tensor:
     problem = variant.problem
     total = problem.q.new_full((problem.sizes.k_len,), -math.inf, dtype=problem.dtype)
-    step = max(1, BLOCK_CELLS // max(1, problem.sizes.k_len))
+    step = max(1, _MOST_CELLS // max(1, problem.sizes.k_len))
     for rows in torch.split(all_rows(problem), step):
         part = Part(slice(batch, batch + 1), slice(head, head + 1), rows)
         masked = _logits(variant, part, *_mask_of(variant, part)).masked[0, 0]  # (R, S_k)
