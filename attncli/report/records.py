@@ -109,7 +109,7 @@ MASK = (
     Column("unused_keys", "unused keys"),
     Column("first_unused_keys", None),
     Column("keys_min", "keys min"),
-    Column("keys_max", "keys max"),
+    Column("keys_max", "max"),
     Column("description", None),
 )
 
