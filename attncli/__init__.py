@@ -22,6 +22,8 @@ _HOMES = {
     "StageStatistics": "attncli.api.compute",
     "mask": "attncli.api.mask",
     "AuditedMask": "attncli.api.mask",
+    "variance": "attncli.api.variance",
+    "Audited": "attncli.api.variance",
     "AttentionOptions": "attncli.attention.options",
     "Corner": "attncli.attention.options",
     "Layout": "attncli.attention.options",
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from attncli.api.compute import compute as compute
     from attncli.api.mask import AuditedMask as AuditedMask
     from attncli.api.mask import mask as mask
+    from attncli.api.variance import Audited as Audited
+    from attncli.api.variance import variance as variance
     from attncli.attention.options import AttentionOptions as AttentionOptions
     from attncli.attention.options import Corner as Corner
     from attncli.attention.options import Layout as Layout

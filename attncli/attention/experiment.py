@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # gives other draws. 2 MiB of float64 stay in the second-level cache between drawing and use.
 CHUNK_NUMBERS = 1 << 18
 
+# What scores are multiplied by at most, so that their squares stay numbers.
+LARGEST_FACTOR = 1e30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentSpec:
@@ -70,6 +73,11 @@ class ExperimentSpec:
                 raise UsageError(
                     "--temperatures", f"expected finite numbers above 0, got {temperature}"
                 )
+        for rule, temperature in itertools.product(self.rules, self.temperatures):
+            factor = scale_of(rule, self.dk, self.keys) / temperature
+            if abs(factor) > LARGEST_FACTOR:
+                problem = f"expected at most {LARGEST_FACTOR:g} by the temperature, got {factor:g}"
+                raise UsageError("--scale", problem)
 
     @property
     def queries(self) -> int:
@@ -161,7 +169,7 @@ def experiment(spec: ExperimentSpec) -> tuple[ExperimentRecord, ...]:
             rule=rule.value if isinstance(rule, ScaleRule) else repr(rule),
             scale=scale,
             temperature=heat,
-            scaled_var=sums.variance * factor**2,
+            scaled_var=sums.variance * factor * factor,
             entropy_bits_scaled=float(sharpness[0]),
             max_weight_scaled=float(sharpness[1]),
             softmax_grad_scaled=float(sharpness[2]),

@@ -236,9 +236,9 @@ def _record(
         var_within_rows=_finite(parts.within_rows if parts else None),
         var_all_pairs=_finite(parts.total if parts else None),
         scale=problem.scale,
-        scaled_mean=None if mean is None else mean * factor,
-        scaled_var=None if var is None else var * factor**2,
-        scaled_std=None if std is None else std * abs(factor),
+        scaled_mean=None if mean is None else _finite(mean * factor),
+        scaled_var=None if var is None else _finite(var * factor * factor),
+        scaled_std=None if std is None else _finite(std * abs(factor)),
         q_mean_norm=_finite(of_q.mean_norm if of_q else None),
         k_mean_norm=_finite(of_k.mean_norm if of_k else None),
         q_var=_finite(of_q.entry_variance if of_q else None),
@@ -247,7 +247,7 @@ def _record(
         var_from_interaction=_finite(parts.interaction if parts else None),
         var_from_query_mean=_finite(parts.query_mean if parts else None),
         var_from_key_mean=_finite(parts.key_mean if parts else None),
-        scale_for_unit_variance=problem.temperature / std if std else None,
+        scale_for_unit_variance=_finite(problem.temperature / std) if std else None,
     )
 
 

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from attncli.cli.options import FileOptions, ShapeOptions, WorkOptions
     from attncli.report.printer import Printer
 
-# How far a row of weights may sum from 1 (or 0), and still be taken for weights.
-SUM_TOLERANCE = 0.02
-
 
 def run_fit(
     inputs: FileOptions, given: ShapeOptions, spec: str, work: WorkOptions, printer: Printer
@@ -42,8 +39,8 @@ def run_fit(
     shape, problem = problem_of(groups[0], inputs, given, work)
     tensor, said = read_tensor(spec, "--fit-scale", inputs.dtype)
     printer.warn((*warnings_of(groups[0], shape, problem), *said))
-    source = _kind(problem, tensor, spec)
-    fit = _fitted(problem, source, tensor, spec)
+    fit = _fitted(problem, tensor, spec)
+    source = str(fit.source)
     records = _records(fit, problem)
     emit(
         work.format,
@@ -58,14 +55,27 @@ def run_fit(
     )
 
 
-def _fitted(problem: Problem, source: str, tensor: torch.Tensor, spec: str) -> ScaleFit:
-    """The fit; errors name the file."""
+def _fitted(problem: Problem, tensor: torch.Tensor, spec: str) -> ScaleFit:
+    """The fit to what the tensor is by its width, or by how well it fits where that is both.
+
+    Raises:
+        DataError: it is neither weights nor output; names the file.
+    """
     from attncli.attention.fit_scale import fit_scale
 
-    try:
-        return fit_scale(problem, **{source: tensor})
-    except DataError as error:
-        raise DataError(spec, f"{error.problem}, for {source}", error.advice) from None
+    fits = []
+    for source in _kinds(problem, tensor, spec):
+        try:
+            fits.append(fit_scale(problem, **{source: tensor}))
+        except DataError as error:
+            raise DataError(spec, f"{error.problem}, for {source}", error.advice) from None
+    return min(fits, key=_unexplained)
+
+
+def _unexplained(fit: ScaleFit) -> float:
+    """The least residual, as a share of what was fitted."""
+    least = min(candidate.rms for candidate in fit.candidates)
+    return least / fit.target_rms if fit.target_rms else least
 
 
 def _records(fit: ScaleFit, problem: Problem) -> list[dict[str, Any]]:
@@ -73,15 +83,12 @@ def _records(fit: ScaleFit, problem: Problem) -> list[dict[str, Any]]:
     return [place | asdict(candidate) for candidate in fit.candidates]
 
 
-def _kind(problem: Problem, tensor: torch.Tensor, spec: str) -> str:
-    """Whether a tensor is the weights or the output, by its width and, if need be, its sums."""
-    width, k_len, dv = tensor.shape[-1] if tensor.ndim else 0, problem.sizes.k_len, problem.dv
-    if width not in (k_len, dv):
-        expected = f"weights (…, {k_len})" + (f" or output (…, {dv})" if dv else "")
-        raise DataError(spec, f"expected {expected}, got {tuple(tensor.shape)}")
-    if k_len != dv:
-        return "weights" if width == k_len else "output"
-    exact = tensor.double()
-    sums = exact.sum(-1)
-    near = ((sums - 1).abs() < SUM_TOLERANCE) | (sums.abs() < SUM_TOLERANCE)
-    return "weights" if bool((exact >= 0).all()) and bool(near.all()) else "output"
+def _kinds(problem: Problem, tensor: torch.Tensor, spec: str) -> list[str]:
+    """What a tensor of this width can be."""
+    width = tensor.shape[-1] if tensor.ndim else 0
+    widths = {"weights": problem.sizes.k_len, "output": problem.dv}
+    found = [kind for kind, wanted in widths.items() if wanted == width]
+    if not found:
+        names = (f"{kind} (…, {wanted})" for kind, wanted in widths.items() if wanted)
+        raise DataError(spec, f"expected {' or '.join(names)}, got {tuple(tensor.shape)}")
+    return found

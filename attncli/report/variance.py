@@ -197,11 +197,13 @@ def _audit_table(records: Sequence[Record], printer: Printer, digits: int) -> Te
         "query mean": "var_from_query_mean",
         "key mean": "var_from_key_mean",
         "scaled": "scaled_var",
-        "unit scale": "scale_for_unit_variance",
     }
     columns = [GridColumn("head", [_head_name(record) for record in records], True, True)]
     for heading, key in shown.items():
         columns.append(_numbers(heading, [record[key] for record in records], digits))
+    unit = [record["scale_for_unit_variance"] for record in records]
+    small = ["–" if scale is None else f"{scale:.{max(1, digits)}g}" for scale in unit]
+    columns.append(GridColumn("unit scale", small))
     return grid(columns, printer)
 
 
