@@ -20,6 +20,8 @@ _HOMES = {
     "compute": "attncli.api.compute",
     "Computed": "attncli.api.compute",
     "StageStatistics": "attncli.api.compute",
+    "entropy": "attncli.api.entropy",
+    "Entropies": "attncli.api.entropy",
     "mask": "attncli.api.mask",
     "AuditedMask": "attncli.api.mask",
     "variance": "attncli.api.variance",
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from attncli.api.compute import Computed as Computed
     from attncli.api.compute import StageStatistics as StageStatistics
     from attncli.api.compute import compute as compute
+    from attncli.api.entropy import Entropies as Entropies
+    from attncli.api.entropy import entropy as entropy
     from attncli.api.mask import AuditedMask as AuditedMask
     from attncli.api.mask import mask as mask
     from attncli.api.variance import Audited as Audited

@@ -42,10 +42,10 @@ class EntropyOptions:
         bool, Option("--histogram", help="Row entropies of one head as a histogram.")
     ] = False
     head_index: Annotated[
-        Many, Option("--head-index", metavar="I[,I…]", help="Only these heads.")
+        Many, Option("--head-index", metavar="I[,I…]", help="Compute only these query heads.")
     ] = None
     batch_index: Annotated[
-        Many, Option("--batch-index", metavar="I[,I…]", help="Only these batches.")
+        Many, Option("--batch-index", metavar="I[,I…]", help="Compute only these batches.")
     ] = None
     compare_scale: Annotated[
         bool, Option("--compare-scale", help="Beside it, what happens without the scale.")
@@ -147,10 +147,13 @@ def _judge(records: Sequence[Record], limits: dict[str, float]) -> None:
     tests: dict[str, Callable[[Record, float], bool]] = {
         "collapsed": lambda record, _: record["label"] == "collapsed",
         "nan": lambda record, _: record["nonfinite_rows"] > 0,
-        "max-logit": lambda record, limit: (record["max_logit"] or -limit) > limit,
+        "max-logit": lambda record, limit: (
+            record["max_logit"] is not None and record["max_logit"] > limit
+        ),
     }
     for name, limit in limits.items():
-        heads = [_named(record) for record in records if tests[name](record, limit)]
+        found = [record for record in records if tests[name](record, limit)]
+        heads = [_named(record, records) for record in found]
         if heads:
             more = f" and {len(heads) - 8} more" if len(heads) > 8 else ""
             what = f"{name}={limit:g}" if name == "max-logit" else name
@@ -160,7 +163,19 @@ def _judge(records: Sequence[Record], limits: dict[str, float]) -> None:
             )
 
 
-def _named(record: Record) -> str:
-    place = record["group"] or record["source"]
-    batch = f" batch {record['batch']}" if record["batch"] else ""
-    return f"{place}{batch} head {record['head']}"
+def _named(record: Record, records: Sequence[Record]) -> str:
+    """A head in words that tell it from the others."""
+
+    def differs(*keys: str) -> bool:
+        return len({tuple(other[key] for key in keys) for other in records}) > 1
+
+    words = []
+    if differs("source") or not record["group"]:
+        words.append(record["source"])
+    words.append(record["group"])
+    if differs("batch"):
+        words.append(f"batch {record['batch']}")
+    words.append(f"head {record['head']}")
+    if any(differs(key) for key in ("scale", "temperature")):
+        words.append(f"(scale {record['scale']:.6g}, temperature {record['temperature']:.6g})")
+    return " ".join(word for word in words if word)

@@ -1,208 +1,139 @@
-"""`entropy` for eyes: heads, groups, rows, keys; a grid of all heads; a histogram of one."""
+"""`entropy` for eyes: tables of heads, variants, samples, groups, rows and keys."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attncli.errors import UsageError
 from attncli.report.choices import Unit
+from attncli.report.grid import GridColumn
+from attncli.report.grid import grid as laid_out
 from attncli.report.numbers import decimals
-from attncli.report.record_table import record_table
-from attncli.report.records import GROUP_ENTROPY, HEAD_ENTROPY, KEY_MASS, ROW_ENTROPY
-from attncli.report.stage_tables import heading, paragraph, shade
+from attncli.report.record_table import KEYS, record_table
+from attncli.report.records import GROUP_ENTROPY, KEY_MASS, ROW_ENTROPY, Column
+from attncli.report.stage_tables import heading, paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
-    from rich.table import Table
 
     from attncli.report.printer import Printer
-    from attncli.report.records import Column
 
 Record = dict[str, Any]
+Tokens = dict[tuple[str, str], tuple[int | None, tuple[str, ...]]]
 
-HISTOGRAM_BINS = 20
-HISTOGRAM_WIDTH = 48
 TERMINAL_RECORDS = 40
-GRID_MARKS = " ·░▒▓█"
+TOKEN_WIDTH = 20
 
 
-def head_tables(
-    records: Sequence[Record], printer: Printer, digits: int, unit: Unit
-) -> Iterator[RenderableType]:
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How tables are drawn.
+
+    Attributes:
+        printer: where they go.
+        digits: decimals.
+        unit: of entropy.
+        limits: the threshold of each label.
+    """
+
+    printer: Printer
+    digits: int
+    unit: Unit
+    limits: Mapping[str, float]
+
+    def number(self, value: float | None, error: float | None = None) -> str:
+        """A number, with its standard error where there is one."""
+        text = decimals(value, self.digits)
+        return text if error is None else f"{text} ±{decimals(error, self.digits)}"
+
+    def heading(self, text: str) -> RenderableType:
+        """A line that stands out."""
+        return heading(text, self.printer)
+
+    def note(self, text: str) -> RenderableType:
+        """Prose below a table."""
+        return paragraph(text, self.printer)
+
+
+def head_tables(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
     """A table of heads for each group, a line a head."""
-    for named, of_group in _by_group(records):
+    for named, of_group in by_group(records):
         if named:
-            yield heading(named, printer)
-        yield _head_table(of_group, digits, unit)
+            yield style.heading(named)
+        yield _head_table(of_group, style)
         yield ""
+    yield from _sink_note(records, style)
+    yield _label_note(style)
 
 
-def variant_tables(
-    records: Sequence[Record], printer: Printer, digits: int, unit: Unit
-) -> Iterator[RenderableType]:
+def sampled_tables(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
+    """Estimates with their standard errors; what only all rows could tell is not there."""
+    for named, of_group in by_group(records):
+        if named:
+            yield style.heading(named)
+        yield _sampled_table(of_group, style)
+        yield ""
+    yield style.note(
+        "estimated from the sampled rows: means ± their standard errors; labels are estimates "
+        "too. Largest logits are those of the sample: the head's own may be larger."
+    )
+    yield from _sink_note(records, style)
+    yield _label_note(style)
+
+
+def variant_tables(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
     """Scales or temperatures side by side, a line a head."""
-    names = list(dict.fromkeys(_variant(record) for record in records))
-    for named, of_group in _by_group(records):
+    for named, of_group in by_group(records):
         if named:
-            yield heading(named, printer)
-        table = _table("head", *(f"entropy, {name}" for name in names))
-        for name in names:
-            table.add_column(f"largest weight, {name}", justify="right")
-        table.add_column("label", justify="left")
-        for key in dict.fromkeys((r["batch"], r["head"]) for r in of_group):
-            found = {_variant(r): r for r in of_group if (r["batch"], r["head"]) == key}
-            entropies = [decimals(_entropy(found[name], unit), digits) for name in names]
-            largest = [decimals(found[name]["max_weight_mean"], digits) for name in names]
-            labels = " → ".join(dict.fromkeys(str(found[name]["label"]) for name in names))
-            table.add_row(_head_name(found[names[0]]), *entropies, *largest, labels)
-        yield table
+            yield style.heading(named)
+        yield _variant_table(of_group, style)
         yield ""
-    yield f"entropy in {unit}, mean over the rows of each head"
+    yield style.note("means over the rows of each head")
+    yield from _sink_note(records, style)
+    yield _label_note(style)
 
 
-def group_table(
-    records: Sequence[Record], printer: Printer, digits: int, unit: Unit
-) -> Iterator[RenderableType]:
+def group_table(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
     """One line a group, means over its heads."""
-    yield record_table(_in_unit(GROUP_ENTROPY, unit), records, printer, digits=digits)
+    columns = [
+        column for column in _in_unit(GROUP_ENTROPY, style.unit) if _says_something(column, records)
+    ]
+    yield record_table(columns, records, style.printer, digits=style.digits)
 
 
 def row_table(
-    records: Sequence[Record], printer: Printer, digits: int, unit: Unit
+    records: Sequence[Record], style: Style, tokens: Tokens | None = None
 ) -> Iterator[RenderableType]:
-    """One line a query row."""
-    yield from _long_table(ROW_ENTROPY, records, printer, digits, unit)
+    """One line a query row, with tokens where there are some."""
+
+    def token(record: Record) -> str | None:
+        offset, labels = (tokens or {}).get((record["source"], record["group"]), (None, ()))
+        return None if offset is None else _label_at(labels, record["query"] + offset)
+
+    def top_token(record: Record) -> str | None:
+        return _label_at(_labels_of(record, tokens), record["top_key"])
+
+    columns = _with_column(ROW_ENTROPY, "query", Column("token", "token"))
+    columns = _with_column(columns, "top_key", Column("top_token", "its token"))
+    yield from _long_table(columns, records, style, {"token": token, "top_token": top_token})
 
 
 def key_table(
-    records: Sequence[Record], printer: Printer, digits: int, unit: Unit
+    records: Sequence[Record], style: Style, tokens: Tokens | None = None
 ) -> Iterator[RenderableType]:
     """One line a key, with the mass it receives."""
-    yield from _long_table(KEY_MASS, records, printer, digits, unit)
+
+    def token(record: Record) -> str | None:
+        return _label_at(_labels_of(record, tokens), record["key"])
+
+    columns = _with_column(KEY_MASS, "key", Column("token", "token"))
+    yield from _long_table(columns, records, style, {"token": token})
 
 
-def grid(
-    records: Sequence[Record], column: Column, printer: Printer, digits: int
-) -> Iterator[RenderableType]:
-    """Groups down, heads across, one value each, shaded from the smallest to the largest."""
-    from rich.text import Text
-
-    values = [record[column.key] for record in records if record[column.key] is not None]
-    low, high = (min(values), max(values)) if values else (0.0, 0.0)
-    unit = f" ({column.unit})" if column.unit else ""
-    yield heading(f"{column.heading or column.key}{unit}", printer)
-    rows = list(_by_group(records))
-    lead = max((len(named) for named, _ in rows), default=0)
-    widest = max((len(decimals(value, min(digits, 2))) for value in values), default=1)
-    most = max((len(of_group) for _, of_group in rows), default=0)
-    fits = lead + 1 + most * (widest + 1) <= printer.width
-    for named, of_group in [("", rows[0][1])] if rows and fits else []:
-        numbers = "".join(f"{record['head']:>{widest + 1}}" for record in of_group)
-        yield Text(f"{named:>{lead}}{numbers}", style="dim" if printer.colored else "")
-    for named, of_group in rows:
-        line = Text(f"{named:>{lead}} ")
-        for record in of_group:
-            value = record[column.key]
-            share = 0.0 if value is None or high == low else (value - low) / (high - low)
-            mark = decimals(value, min(digits, 2)) if fits else _mark(share)
-            line.append(f"{mark:>{widest}}" if fits else mark, style=_style(share, printer))
-            line.append(" " if fits else "")
-        yield line
-    yield f"from {decimals(low, digits)} to {decimals(high, digits)}"
-
-
-def histogram(
-    records: Sequence[Record], printer: Printer, digits: int, unit: Unit
-) -> Iterator[RenderableType]:
-    """How the entropies of one head's rows are distributed."""
-    import numpy as np
-
-    found = [_of_row(record, unit) for record in records]
-    entropies = np.array([value for value in found if value is not None])
-    yield heading(f"row entropies of {_head_name(records[0]) if records else 'no rows'}", printer)
-    if not entropies.size:
-        yield "no row sees a key"
-        return
-    counts, edges = np.histogram(entropies, HISTOGRAM_BINS)
-    for count, left, right in zip(counts.tolist(), edges, edges[1:], strict=False):
-        bar = "█" * max(int(count > 0), round(HISTOGRAM_WIDTH * count / counts.max()))
-        span = f"{decimals(left, digits)} to {decimals(right, digits)}"
-        yield f"{span:>{2 * digits + 12}} {count:>7} {bar}"
-    empty = len(found) - entropies.size
-    yield (
-        f"{entropies.size} rows, mean {decimals(float(entropies.mean()), digits)} {unit}"
-        + (f"; {empty} empty rows left out" if empty else "")
-    )
-
-
-def label_note(limits: str, printer: Printer) -> RenderableType:
-    """The thresholds that the labels follow."""
-    return paragraph(f"labels: {limits}", printer)
-
-
-def _head_table(records: Sequence[Record], digits: int, unit: Unit) -> Table:
-    sampled = any(record.get("entropy_nats_se") is not None for record in records)
-    has_empty = any(record["empty_rows"] or record["nonfinite_rows"] for record in records)
-    names = ["head", f"entropy ({unit})", "effective keys", "largest weight", "max logit", "at q,k"]
-    names += ["sink mass", "distance"] + (["empty", "nonfinite"] if has_empty else [])
-    table = _table(*names)
-    table.add_column("label", justify="left", no_wrap=True)
-    for record in records:
-        entropy = decimals(_entropy(record, unit), digits)
-        if sampled:
-            error = record[f"entropy_{unit}_se"]
-            entropy += f" ±{decimals(error, digits)}"
-        at = "–"
-        if record["max_logit_query"] is not None:
-            at = f"{record['max_logit_query']},{record['max_logit_key']}"
-        keys = ("effective_keys_mean", "max_weight_mean", "max_logit")
-        after = ("sink_mass_mean", "distance_mean")
-        extra = [str(record["empty_rows"]), str(record["nonfinite_rows"])] if has_empty else []
-        table.add_row(
-            _head_name(record),
-            entropy,
-            *(decimals(record[key], min(digits, 3)) for key in keys),
-            at,
-            *(decimals(record[key], min(digits, 3)) for key in after),
-            *extra,
-            _label(record),
-        )
-    return table
-
-
-def _label(record: Record) -> str:
-    if record["label"] is None:
-        return "–"
-    score = record["label_score"]
-    return str(record["label"]) + ("" if score is None else f" {score:.2f}")
-
-
-def _long_table(
-    columns: Sequence[Column], records: Sequence[Record], printer: Printer, digits: int, unit: Unit
-) -> Iterator[RenderableType]:
-    limit = TERMINAL_RECORDS if printer.on_terminal else len(records)
-    shown = [column for column in _in_unit(columns, unit) if _varies(column, records)]
-    yield record_table(shown, records[:limit], printer, digits=digits)
-    if limit < len(records):
-        yield f"… {len(records) - limit} more records: --format csv has them all"
-
-
-def _varies(column: Column, records: Sequence[Record]) -> bool:
-    """Whether a column says anything: a place that all records share does not."""
-    if column.key not in ("source", "group", "batch", "head"):
-        return True
-    return len({record[column.key] for record in records}) > 1
-
-
-def _in_unit(columns: Sequence[Column], unit: Unit) -> list[Column]:
-    """Columns without those in the other unit of entropy."""
-    return [column for column in columns if column.unit in ("", str(unit))]
-
-
-def _by_group(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
+def by_group(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
     """Records of each group, under a name that leaves out a source that all share."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -212,14 +143,102 @@ def _by_group(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
         yield (group if len(sources) == 1 else f"{source} {group}".strip()), found
 
 
-def _head_name(record: Record) -> str:
+def head_name(record: Record) -> str:
+    """The number of a head, with its batch before it where that is not the first."""
     return f"{record['batch']}.{record['head']}" if record["batch"] else str(record["head"])
 
 
-def _variant(record: Record) -> str:
-    heat = record["temperature"]
-    scale = f"scale {record['scale']:.4g}"
-    return scale if heat == 1 else f"{scale} / {heat:g}"
+def _head_table(records: Sequence[Record], style: Style) -> RenderableType:
+    def numbers(name: str, key: str) -> GridColumn:
+        return GridColumn(name, [style.number(record[key]) for record in records])
+
+    entropy = f"entropy ({style.unit})"
+    columns = [
+        GridColumn("head", [head_name(record) for record in records], is_key=True),
+        GridColumn("label", [_label(record) for record in records], is_text=True),
+        GridColumn(entropy, [style.number(_entropy(record, style.unit)) for record in records]),
+        numbers("effective keys", "effective_keys_mean"),
+        numbers("largest weight", "max_weight_mean"),
+        numbers("max logit", "max_logit"),
+        GridColumn("at query, key", [_where(record) for record in records]),
+        numbers("logsumexp", "logsumexp_mean"),
+        numbers("sink mass", "sink_mass_mean"),
+    ]
+    if any(record["distance_mean"] is not None for record in records):
+        columns.append(numbers("distance", "distance_mean"))
+    columns.append(GridColumn("empty rows", [str(record["empty_rows"]) for record in records]))
+    if any(record["nonfinite_rows"] for record in records):
+        cells = [str(record["nonfinite_rows"]) for record in records]
+        columns.append(GridColumn("non-finite rows", cells))
+    return laid_out(columns, style.printer)
+
+
+def _sampled_table(records: Sequence[Record], style: Style) -> RenderableType:
+    def estimates(name: str, key: str) -> GridColumn:
+        pairs = [(record[f"{key}_mean"], record[f"{key}_se"]) for record in records]
+        return GridColumn(name, [style.number(*pair) for pair in pairs])
+
+    unit = style.unit
+    entropies = [style.number(_entropy(r, unit), r[f"entropy_{unit}_se"]) for r in records]
+    sampled = [f"{record['sampled_queries']} of {record['queries']}" for record in records]
+    columns = [
+        GridColumn("head", [head_name(record) for record in records], is_key=True),
+        GridColumn("label", [_label(record) for record in records], is_text=True),
+        GridColumn("rows sampled", sampled),
+        GridColumn(f"entropy ({unit})", entropies),
+        estimates("effective keys", "effective_keys"),
+        estimates("largest weight", "max_weight"),
+        estimates("logsumexp", "logsumexp"),
+        estimates("sink mass", "sink_mass"),
+    ]
+    if any(record["distance_mean"] is not None for record in records):
+        columns.append(estimates("distance", "distance"))
+    logits = [style.number(record["sampled_max_logit"]) for record in records]
+    columns.append(GridColumn("max logit of the sample", logits))
+    counts = [str(record["sampled_empty_rows"]) for record in records]
+    columns.append(GridColumn("empty rows of the sample", counts))
+    return laid_out(columns, style.printer)
+
+
+def _variant_table(records: Sequence[Record], style: Style) -> RenderableType:
+    by_head: dict[tuple[int, int], dict[tuple[float, float], Record]] = {}
+    for record in records:
+        found = by_head.setdefault((record["batch"], record["head"]), {})
+        found[record["scale"], record["temperature"]] = record
+    heads = list(by_head.values())
+    variants = list(heads[0])
+    columns = [GridColumn("head", [head_name(next(iter(h.values()))) for h in heads], is_key=True)]
+    for variant in variants:
+        cells = [style.number(_entropy(head[variant], style.unit)) for head in heads]
+        columns.append(GridColumn(f"entropy ({style.unit}), {_variant(*variant)}", cells))
+    for variant in variants:
+        cells = [style.number(head[variant]["max_weight_mean"]) for head in heads]
+        columns.append(GridColumn(f"largest weight, {_variant(*variant)}", cells))
+    labels = [" → ".join(_changes(head, variants)) for head in heads]
+    columns.append(GridColumn("label", labels, is_text=True))
+    return laid_out(columns, style.printer)
+
+
+def _changes(head: Mapping[tuple[float, float], Record], variants: Sequence[Any]) -> list[str]:
+    """Its labels one after another, one that stays the same once."""
+    labels = [str(head[variant]["label"] or "–") for variant in variants]
+    return [label for i, label in enumerate(labels) if i == 0 or label != labels[i - 1]]
+
+
+def _variant(scale: float, heat: float) -> str:
+    return f"scale {scale:.6g}" + ("" if heat == 1 else f" / {heat:.6g}")
+
+
+def _label(record: Record) -> str:
+    if record["label"] is None:
+        return "–"
+    score = record["label_score"]
+    return str(record["label"]) + ("" if score is None else f" {score:.2f}")
+
+
+def _where(record: Record) -> str:
+    query = record["max_logit_query"]
+    return "–" if query is None else f"{query}, {record['max_logit_key']}"
 
 
 def _entropy(record: Record, unit: Unit) -> float | None:
@@ -227,36 +246,70 @@ def _entropy(record: Record, unit: Unit) -> float | None:
     return nats if nats is None or unit is Unit.NATS else nats / math.log(2)
 
 
-def _of_row(record: Record, unit: Unit) -> float | None:
-    value: float | None = record[f"entropy_{unit}"]
-    return value
+def _label_note(style: Style) -> RenderableType:
+    parts = [f"{name} ≥ {value:g}" for name, value in style.limits.items()]
+    limits = ", ".join(parts)
+    return style.note(f"labels: {limits}, otherwise mixed; --label-limit NAME=X adjusts them")
 
 
-def _mark(share: float) -> str:
-    return GRID_MARKS[min(int(share * len(GRID_MARKS)), len(GRID_MARKS) - 1)]
+def _sink_note(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
+    if any(record.get("sink_weight_mean") is not None for record in records):
+        yield style.note("entropies count the sink logit as one more outcome")
 
 
-def _style(share: float, printer: Printer) -> str:
-    return shade(share) if printer.colored else ""
+def _long_table(
+    columns: Sequence[Column],
+    records: Sequence[Record],
+    style: Style,
+    tokens: Mapping[str, Callable[[Record], str | None]],
+) -> Iterator[RenderableType]:
+    limit = TERMINAL_RECORDS if style.printer.on_terminal else len(records)
+    shown = [
+        record | {name: token(record) for name, token in tokens.items()}
+        for record in records[:limit]
+    ]
+    named = [column for column in _in_unit(columns, style.unit) if _varies(column, records)]
+    if not records:
+        yield "no records"
+        return
+    yield record_table(named, shown, style.printer, digits=style.digits)
+    if limit < len(records):
+        yield f"… {len(records) - limit} more: --format csv, or a pipe, has them all"
+    yield from _sink_note([{"sink_weight_mean": r.get("sink_weight")} for r in shown], style)
 
 
-def _table(*names: str) -> Table:
-    from rich.table import Table
+def _varies(column: Column, records: Sequence[Record]) -> bool:
+    """Whether a column says anything: a place that all share, or "no" everywhere, does not."""
+    if column.key == "nonfinite":
+        return any(record["nonfinite"] for record in records)
+    if column.key not in KEYS or column.key in ("query", "key"):
+        return True
+    return len({record[column.key] for record in records}) > 1
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in names:
-        table.add_column(name, justify="right")
-    return table
+
+def _says_something(column: Column, records: Sequence[Record]) -> bool:
+    if column.key in ("empty_rows", "nonfinite_rows"):
+        return any(record[column.key] for record in records)
+    return _varies(column, records)
 
 
-def grid_column(name: str) -> Column:
-    """The column of head records of that name, if it holds numbers.
+def _in_unit(columns: Sequence[Column], unit: Unit) -> list[Column]:
+    """Columns without those in the other unit of entropy."""
+    return [column for column in columns if column.unit in ("", str(unit))]
 
-    Raises:
-        UsageError: it does not; lists those that do.
-    """
-    words = ("source", "group", "batch", "head", "label")
-    columns = {column.key: column for column in HEAD_ENTROPY if column.key not in words}
-    if name not in columns:
-        raise UsageError("--grid", f"expected one of {', '.join(columns)}, got {name!r}")
-    return columns[name]
+
+def _with_column(columns: Sequence[Column], after: str, new: Column) -> list[Column]:
+    place = next(i for i, column in enumerate(columns) if column.key == after) + 1
+    return [*columns[:place], new, *columns[place:]]
+
+
+def _labels_of(record: Record, tokens: Tokens | None) -> tuple[str, ...]:
+    return (tokens or {}).get((record["source"], record["group"]), (None, ()))[1]
+
+
+def _label_at(labels: Sequence[str], index: int | None) -> str | None:
+    if index is None or not 0 <= index < len(labels):
+        return None
+    from attncli.files.text import shown
+
+    return shown(labels[index], TOKEN_WIDTH)

@@ -175,15 +175,26 @@ HEAD_ENTROPY = (
     Column("label_score", "score"),
     Column("scale", "scale"),
     Column("temperature", "temperature"),
+    Column("sink_weight_mean", "sink logit's weight"),
 )
 
+# A name that ends in _se is the standard error of the mean beside it; one that begins with
+# sampled_ speaks of the rows in the sample alone.
 SAMPLED_ENTROPY = (
     *HEAD_ENTROPY,
-    Column("sampled_queries", "sampled"),
+    Column("sampled_queries", "rows sampled"),
+    Column("sampled_empty_rows", "empty among them"),
+    Column("sampled_nonfinite_rows", "non-finite among them"),
+    Column("sampled_max_logit", "max logit among them"),
+    Column("keys_se", "keys ±"),
     Column("entropy_nats_se", "entropy ±", "nats"),
     Column("entropy_bits_se", "entropy ±", "bits"),
+    Column("entropy_normalized_se", "normalised ±"),
+    Column("effective_keys_se", "effective keys ±"),
     Column("max_weight_se", "largest weight ±"),
+    Column("logsumexp_se", "logsumexp ±"),
     Column("sink_mass_se", "sink mass ±"),
+    Column("distance_se", "distance ±"),
 )
 
 ROW_ENTROPY = (
@@ -203,6 +214,8 @@ ROW_ENTROPY = (
     Column("logsumexp", "logsumexp"),
     Column("sink_mass", "sink mass"),
     Column("distance", "distance"),
+    Column("sink_weight", "sink logit's weight"),
+    Column("nonfinite", "non-finite"),
 )
 
 KEY_MASS = (
@@ -222,6 +235,8 @@ GROUP_ENTROPY = (
     Column("heads", "heads"),
     Column("entropy_nats_mean", "entropy", "nats"),
     Column("entropy_bits_mean", "entropy", "bits"),
+    Column("entropy_nats_min", "lowest head", "nats"),
+    Column("entropy_nats_max", "highest head", "nats"),
     Column("entropy_bits_min", "lowest head", "bits"),
     Column("entropy_bits_max", "highest head", "bits"),
     Column("effective_keys_mean", "effective keys"),

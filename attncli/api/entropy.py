@@ -1,0 +1,173 @@
+"""`attncli.entropy`: what every head does, in memory that grows with the length alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Unpack
+
+import torch
+
+from attncli.api.arguments import (
+    OptionKeywords,
+    TensorLike,
+    as_choice,
+    as_indices,
+    as_options,
+    as_tensor,
+)
+from attncli.attention.chosen_heads import chosen_parts, stream_parts
+from attncli.attention.head_statistics import HeadStatistics, head_statistics
+from attncli.attention.labels import Thresholds
+from attncli.attention.options import Layout, Precision
+from attncli.attention.problem import Problem, make_problem
+from attncli.attention.stream import HeadRows, Wanted
+from attncli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entropies:
+    """What the chosen heads of one attention problem do.
+
+    Attributes:
+        heads: one record per batch and head, batches first.
+        rows: the rows of each of them as tensors on the device of the arithmetic, with `received`,
+            the mass of each key, if that was asked for; None unless either was.
+        batches, head_indices: what was selected, as indices into the tensors.
+        problem: the checked input: sizes, scale, mask, dtype and device of the arithmetic.
+    """
+
+    heads: tuple[HeadStatistics, ...]
+    rows: tuple[HeadRows, ...] | None
+    batches: tuple[int, ...]
+    head_indices: tuple[int, ...]
+    problem: Problem
+
+    def column(self, name: str) -> torch.Tensor:
+        """One number of all heads, float64 (batches, heads) on the CPU; NaN for none.
+
+        Args:
+            name: a field of `HeadStatistics` that holds numbers, such as "entropy_bits_mean".
+
+        Raises:
+            UsageError: it does not.
+        """
+        words = ("label", "scores")
+        offered = [f.name for f in fields(HeadStatistics) if f.name not in words]
+        if name not in offered:
+            raise UsageError("name", f"expected one of {', '.join(offered)}, got {name!r}")
+        values = [getattr(head, name) for head in self.heads]
+        known = [float("nan") if value is None else float(value) for value in values]
+        shape = (len(self.batches), len(self.head_indices))
+        return torch.tensor(known, dtype=torch.float64).reshape(shape)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was assumed, and what looks like a mistake."""
+        return self.problem.warnings
+
+
+@torch.no_grad()
+def entropy(
+    q: TensorLike,
+    k: TensorLike,
+    v: TensorLike = None,
+    *,
+    per_row: bool = False,
+    per_key: bool = False,
+    sink_keys: int = 1,
+    label_limits: Mapping[str, float] | None = None,
+    head_index: int | Sequence[int] | None = None,
+    batch_index: int | Sequence[int] | None = None,
+    layout: Layout | str = Layout.BHSD,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    precision: Precision | str = Precision.AUTO,
+    device: str | None = None,
+    allow_nonfinite: bool = False,
+    **options: Unpack[OptionKeywords],
+) -> Entropies:
+    """Measure every head, or chosen ones, without ever holding S_q × S_k numbers.
+
+    Nothing is recorded for gradients, so that it may be called inside a training loop.
+
+    >>> found = attncli.entropy([[0.0], [0.0]], [[1.0], [2.0]], causal=True)
+    >>> found.heads[0].entropy_bits_mean
+    0.5
+    >>> found.column("max_weight_mean")
+    tensor([[0.7500]], dtype=torch.float64)
+
+    Args:
+        q: (S_q, d_k), (H, S_q, d_k) or (B, H, S_q, d_k), or as `layout` says: a torch tensor, a
+            NumPy array or nested lists, of any real dtype.
+        k: like q, with S_k in the place of S_q and H_kv in the place of H.
+        v: like k, with d_v in the place of d_k; checked, but it has no influence.
+        per_row: whether to keep the statistics of every row.
+        per_key: whether to compute the mass that every key receives; costs a second pass.
+        sink_keys: how many of the first keys the sink mass is the weight of.
+        label_limits: score from which on a head gets a label, by its name ("previous-token").
+        head_index: query heads to compute, negative ones counted from the end; None for all.
+        batch_index: batches, likewise.
+        layout: "bhsd", "bshd" for (B, S, H, d), or "bsh" for packed (B, S, H·d).
+        heads: H, needed where the layout packs heads, checked elsewhere.
+        kv_heads: H_kv, likewise; None means `heads`.
+        precision: dtype of the arithmetic: "float32", "float64", or "auto", which is float64
+            for float64 input or up to 2²⁶ scores.
+        device: "auto", "cpu", "cuda" or "cuda:N"; None means where q is.
+        allow_nonfinite: whether NaN and inf in Q, K and V are let through, as IEEE says.
+        options: any field of `AttentionOptions`: causal=True, attn_mask=mask, key_lengths=[5, 3], …
+
+    Raises:
+        DataError: shapes that do not fit each other, or NaN and inf that are not allowed.
+        UsageError: options that make no sense, or do not fit the shapes.
+        ResourceError: a device that is not there.
+    """
+    thresholds = _thresholds(label_limits or {})
+    queries = as_tensor(q, "q")
+    problem = make_problem(
+        queries,
+        as_tensor(k, "k"),
+        None if v is None else as_tensor(v, "v"),
+        as_options(options),
+        layout=as_choice(Layout, layout, "layout"),
+        heads=heads,
+        kv_heads=kv_heads,
+        precision=as_choice(Precision, precision, "precision"),
+        device=str(queries.device) if device is None else device,
+        allow_nonfinite=allow_nonfinite,
+    )
+    parts = chosen_parts(problem, as_indices(batch_index), as_indices(head_index))
+    wanted = Wanted(top_key=per_row, per_key=per_key, sink_keys=sink_keys)
+    found, kept = [], []
+    for rows in stream_parts(parts, wanted):
+        found.append(head_statistics(rows, thresholds))
+        if per_row or per_key:
+            kept.append(rows)
+    return Entropies(
+        heads=tuple(found),
+        rows=tuple(kept) if per_row or per_key else None,
+        batches=_sorted_indices(batch_index, problem.sizes.batch),
+        head_indices=_sorted_indices(head_index, problem.sizes.heads),
+        problem=problem,
+    )
+
+
+def _thresholds(limits: Mapping[str, float]) -> Thresholds:
+    names = [field.name for field in fields(Thresholds)]
+    adjusted = {name.replace("-", "_"): float(value) for name, value in limits.items()}
+    for name, value in adjusted.items():
+        if name not in names:
+            there = ", ".join(name.replace("_", "-") for name in names)
+            raise UsageError("label_limits", f"expected some of {there}, got {name!r}")
+        if not 0 < value <= 1:
+            raise UsageError("label_limits", f"expected a score above 0, up to 1, got {value}")
+    return Thresholds(**adjusted)
+
+
+def _sorted_indices(given: int | Sequence[int] | None, length: int) -> tuple[int, ...]:
+    indices = as_indices(given)
+    if indices is None:
+        return tuple(range(length))
+    return tuple(sorted({index % length for index in indices}))
