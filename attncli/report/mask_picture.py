@@ -55,18 +55,26 @@ def picture(
         _row_name(counts, row, labels, offset)[:LABEL_WIDTH] for row in range(len(counts.counts))
     ]
     lead = max(map(len, names), default=0)
-    yield Text(" " * (lead + 1) + _column_scale(counts), style="dim" if printer.colored else "")
-    style = "rgb(46,134,222)" if printer.colored else ""
+    # Characters are twice as high as wide: two for a cell make a square, where they fit.
+    room = min(MOST_COLUMNS, printer.width - LABEL_WIDTH - 4)
+    wide = 2 if counts.sizes.max() == 1 and 2 * counts.counts.shape[1] <= room else 1
+    yield Text(
+        " " * (lead + 1) + _column_scale(counts, wide), style="dim" if printer.colored else ""
+    )
+    bright, dim = ("rgb(46,134,222)", "dim") if printer.colored else ("", "")
     for row in range(len(counts.counts)):
-        line = Text(f"{names[row]:>{lead}} ", style="dim" if printer.colored else "")
+        line = Text()
+        line.append(f"{names[row]:>{lead}} ", style=dim)
         for column in range(counts.counts.shape[1]):
             shown = counts.counts if meant is None else meant
             mark = _mark(int(shown[row, column]), int(counts.sizes[row, column]))
             if mark == SHADES[0] and counts.counts[row, column]:
                 mark = FINITE
-            line.append(
-                mark, style=style if mark not in (SHADES[0], FINITE) else "dim" if style else ""
-            )
+            if mark in (SHADES[0], FINITE):
+                line.append(f"{mark:<{wide}}", style=dim)
+            else:
+                line.append(mark * wide, style=bright)
+        line.rstrip()
         yield line
     if meant is not None:
         yield f"{'':>{lead}} {FINITE} finite values of -10000 or less: visible, meant as hidden?"
@@ -93,13 +101,13 @@ def _row_name(counts: CellCounts, row: int, labels: Sequence[str] | None, offset
     return str(first)
 
 
-def _column_scale(counts: CellCounts) -> str:
+def _column_scale(counts: CellCounts, wide: int) -> str:
     """Key positions above the picture, as many as have room."""
     edges: Any = counts.key_edges[:-1]
     scale = ""
     for column, edge in enumerate(edges.tolist()):
         text = str(edge)
-        free = column >= len(scale) + (1 if scale else 0)
+        free = wide * column >= len(scale) + (1 if scale else 0)
         if free and column % 5 == 0:
-            scale = scale.ljust(column) + text
+            scale = scale.ljust(wide * column) + text
     return scale

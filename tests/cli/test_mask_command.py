@@ -94,7 +94,7 @@ def test_both_readings_of_finite_values_are_told(run: Any, dtype: str) -> None:
     first, second = ran.out.splitlines()[:2]
     assert first == "full"
     assert second == "with values of -10000 or less read as hidden: causal"
-    assert "0 █-------" in ran.out
+    assert "0 ██- - - - - - -\n" in ran.out
     (record,) = run("--attn-mask m.npy -f json").document["data"]
     assert record["kept"] == S * S
     assert record["description"].endswith("as hidden: causal")
@@ -243,7 +243,7 @@ def test_a_bundle_brings_its_mask_scale_and_labels(run: Any) -> None:
     save_file(tensors, "b.safetensors", metadata={"attncli": json.dumps(declared)})
     ran = run("b.safetensors -f json")
     assert ran.document["params"]["attn_mask"] == "b.safetensors::l0.attn_mask"
-    assert "0 a █" in run("b.safetensors").out
+    assert "0 a ██·" in run("b.safetensors").out
     check_effect(run("b.safetensors --effect -f csv").out, 2 * q @ k.swapaxes(-1, -2))
 
 
