@@ -223,6 +223,8 @@ def _bias_lines(built: Mask, printer: Printer, digits: int) -> Iterator[Renderab
         yield ""
         yield f"ALiBi: adds −slope·|p − j|; slope of each head: {slopes}"
         yield from _bias_corner(built, digits)
+    if built.added is None:
+        return
     from attncli.attention.mask_additive import Effect, audit_additive
     from attncli.report.grid import grid
 

@@ -3,12 +3,14 @@
 python tests/bench/bench_mask.py            # structured masks and a file of 256 MiB
 python tests/bench/bench_mask.py --large    # the file has 65,536 × 65,536 booleans, 4 GiB
 python tests/bench/bench_mask.py --large --directory /some/disk/with/room
+python tests/bench/bench_mask.py --processes 21   # whole commands against importing what they need
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,7 +37,11 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="a file of 4 GiB")
     parser.add_argument("--directory", type=Path, help="where the file is written")
     parser.add_argument(MAPPED, type=Path, help="audit this file in this process")
+    parser.add_argument("--processes", type=int, help="time so many pairs of whole processes")
     arguments = parser.parse_args()
+    if arguments.processes is not None:
+        time_processes(arguments.processes)
+        return
     if arguments.mapped is not None:
         audit_file(arguments.mapped)
         return
@@ -92,6 +98,24 @@ def audit_file(path: Path) -> None:
     found = compare(mask, build_mask(AttentionOptions(causal=True), sizes))
     print(f"{'':24} compare {time.perf_counter() - start:5.3f} s   differing {found.differing}")
     print(f"{'':24} memory: {before} MiB before, {peak_memory()} MiB at most")
+
+
+def time_processes(pairs: int) -> None:
+    """Time commands in turn with a process that imports numpy, typer and rich; print medians."""
+    floor = [sys.executable, "-c", "import numpy, typer, rich"]
+    for line in ("--causal", f"--causal --left-window 4095 --q-len {LENGTH}"):
+        command = [sys.executable, "-m", "attncli", "mask", *line.split()]
+        times = [(seconds(floor), seconds(command)) for _ in range(pairs)]
+        low, own = (statistics.median(column) for column in zip(*times, strict=True))
+        ratio = statistics.median(one / other for other, one in times)
+        print(f"mask {line:44} {own:.3f} s, imports alone {low:.3f} s, ratio {ratio:.2f}")
+
+
+def seconds(command: list[str]) -> float:
+    """How long a whole process takes."""
+    start = time.perf_counter()
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - start
 
 
 def peak_memory() -> int:

@@ -297,3 +297,15 @@ def test_python_builds_the_same_masks() -> None:
         attncli.mask(S, softcap=3)
     with pytest.raises(attncli.UsageError, match="batch: expected 0 to 0, got 1"):
         found.visible(1)
+
+
+def test_a_large_file_is_never_held_in_memory(tmp_path: Path) -> None:
+    np.save(tmp_path / "m.npy", np.tri(6000, dtype=bool))  # 36 MB, as a list of lists 290
+    code = (
+        f"import sys; sys.argv = ['attncli', 'mask', '--attn-mask', {str(tmp_path / 'm.npy')!r}]\n"
+        "from attncli.cli.app import app\ntry: app()\nexcept SystemExit: pass\n"
+        "import re; print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
+    )
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs /proc")
+    assert int(process(code).splitlines()[-1]) < 150 * 1024
