@@ -1,0 +1,594 @@
+"""`attncli entropy` against every column written out plainly, and its manners."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from plain import Run
+
+from attncli.attention import steps
+from attncli.attention.mask import Sizes, build_mask
+from attncli.attention.options import AttentionOptions
+
+Record = dict[str, Any]
+SAMPLES = Path(__file__).parents[2] / "sample_inputs"
+MINILM = SAMPLES / "minilm.safetensors"
+
+
+def plain_rows(
+    q: torch.Tensor, k: torch.Tensor, options: AttentionOptions, batch: int, head: int
+) -> list[Record]:
+    """Every column of the rows of one head, in float64, cell by cell."""
+    sizes = Sizes(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    mask = build_mask(options, sizes).to_torch("cpu")
+    b, h = slice(batch, batch + 1), slice(head, head + 1)
+    every, keys = slice(0, sizes.q_len), slice(0, sizes.k_len)
+    visible = mask.visible(b, h, every, keys).expand(1, 1, sizes.q_len, sizes.k_len)[0, 0]
+    bias = mask.bias(b, h, every, keys)
+    shared = head // (sizes.heads // k.shape[1])
+    found = steps.logits(
+        q[batch, head].double(),
+        k[batch, shared].double(),
+        scale=1 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale,
+        temperature=options.temperature,
+        softcap=options.softcap,
+        visible=visible,
+        bias=None if bias is None else bias[0, 0],
+    )
+    sink = None if options.sinks is None else torch.tensor(options.sinks[head])
+    soft = steps.softmax(found.masked, visible, sink)
+    lengths = mask.query_lengths
+    real = int(lengths[batch if len(lengths) > 1 else 0])
+    offset = None if mask.offset is None else int(mask.offset[batch if len(mask.offset) > 1 else 0])
+    rows = zip(soft.weights, found.masked, visible, soft.sink, strict=True)
+    made = [plain_row(i, *row, offset, sink is not None) for i, row in enumerate(rows) if i < real]
+    return [{"batch": batch, "head": head} | row for row in made]
+
+
+def plain_row(
+    query: int,
+    weights: torch.Tensor,
+    masked: torch.Tensor,
+    visible: torch.Tensor,
+    sink: torch.Tensor,
+    offset: int | None,
+    has_sink: bool,
+) -> Record:
+    seen = visible.nonzero()[:, 0].tolist()
+    names = ("entropy_nats", "entropy_bits", "entropy_normalized", "effective_keys", "max_weight")
+    names += ("top_key", "max_logit", "logsumexp", "sink_mass", "distance", "sink_weight")
+    record: Record = {"query": query, "keys": len(seen), "weights": weights.tolist()}
+    record |= {"nonfinite": False, **dict.fromkeys(names)}
+    if not seen:
+        return record
+    outcomes = [float(weights[j]) for j in seen] + ([float(sink)] if has_sink else [])
+    nats = -math.fsum(w * math.log(w) for w in outcomes if w > 0)
+    logits = [float(masked[j]) for j in seen]
+    top = max(range(len(seen)), key=logits.__getitem__)
+    record |= {
+        "entropy_nats": nats,
+        "entropy_bits": nats / math.log(2),
+        "entropy_normalized": nats / math.log(len(outcomes)) if len(outcomes) > 1 else None,
+        "effective_keys": math.exp(nats),
+        "max_weight": max(float(weights[j]) for j in seen),
+        "top_key": seen[top],
+        "max_logit": logits[top],
+        "logsumexp": float(torch.logsumexp(torch.tensor(logits, dtype=torch.float64), 0)),
+        "sink_mass": float(weights[0]),
+        "sink_weight": float(sink) if has_sink else None,
+    }
+    if offset is not None:
+        position = query + offset
+        record["distance"] = math.fsum(float(weights[j]) * abs(position - j) for j in seen)
+    return record
+
+
+def plain_head(rows: list[Record]) -> Record:
+    """The head's record from its rows."""
+    some = [row for row in rows if row["keys"]]
+
+    def mean(name: str) -> float | None:
+        values = [row[name] for row in some if row[name] is not None]
+        return math.fsum(values) / len(values) if values else None
+
+    entropies = [row["entropy_nats"] for row in some]
+    top = max(some, key=lambda row: (row["max_logit"], -row["query"]), default=None)
+    return {
+        "queries": len(rows),
+        "empty_rows": len(rows) - len(some),
+        "keys_mean": mean("keys"),
+        "entropy_nats_mean": mean("entropy_nats"),
+        "entropy_nats_min": min(entropies, default=None),
+        "entropy_nats_max": max(entropies, default=None),
+        "entropy_nats_std": float(np.std(entropies)) if some else None,
+        "entropy_bits_mean": mean("entropy_bits"),
+        "entropy_normalized_mean": mean("entropy_normalized"),
+        "effective_keys_mean": mean("effective_keys"),
+        "max_weight_mean": mean("max_weight"),
+        "max_weight_max": max((row["max_weight"] for row in some), default=None),
+        "max_logit": None if top is None else top["max_logit"],
+        "max_logit_query": None if top is None else top["query"],
+        "max_logit_key": None if top is None else top["top_key"],
+        "logsumexp_mean": mean("logsumexp"),
+        "sink_mass_mean": mean("sink_mass"),
+        "distance_mean": mean("distance"),
+        "sink_weight_mean": mean("sink_weight"),
+        "nonfinite_rows": 0,
+    }
+
+
+def assert_close(found: Record, expected: Record) -> None:
+    """Every expected value is there: None, whole numbers and words exactly."""
+    for name, value in expected.items():
+        if isinstance(value, float):
+            assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-10), name
+        else:
+            assert found[name] == value, name
+
+
+def numbers(*shape: int, seed: int = 3) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * 2
+
+
+KEEP = np.random.default_rng(8).random((2, 4, 6, 9)) < 0.5
+KEEP[1, 2] = False
+BIAS = np.where(KEEP, numbers(2, 4, 6, 9, seed=9), -np.inf)
+PADDING = np.random.default_rng(5).random((2, 9)) < 0.6
+SINKS = np.array([0.5, -3.0, 8.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ("", {}),
+        ("--causal --query-offset bottom-right", {"causal": True, "query_offset": 3}),
+        ("--causal --query-offset=-2", {"causal": True, "query_offset": -2}),
+        (
+            "--causal --left-window 2 --query-offset 0,3 --prefix 1",
+            {"causal": True, "left_window": 2, "query_offset": (0, 3), "prefix": 1},
+        ),
+        (
+            "--left-window 1 --right-window 1 --query-offset 0",
+            {"left_window": 1, "right_window": 1, "query_offset": 0},
+        ),
+        ("--key-lengths 5,0 --query-lengths 6,2", {"key_lengths": (5, 0), "query_lengths": (6, 2)}),
+        ("--key-padding padding.npy", {"key_padding": PADDING}),
+        ("--attn-mask keep.npy", {"attn_mask": KEEP}),
+        ("--attn-mask keep.npy --mask-true drop", {"attn_mask": ~KEEP}),
+        ("--attn-mask bias.npy --sinks sinks.npy", {"attn_mask": BIAS, "sinks": SINKS}),
+        (
+            "--segments 0,0,0,1,1,1,2,2,2 --query-offset 1",
+            {"segments": np.repeat([0, 1, 2], 3), "query_offset": 1},
+        ),
+        ("--alibi --query-offset 2", {"alibi": True, "query_offset": 2}),
+        ("--sinks 0.5,-3,8,0 --softcap 1.5", {"sinks": SINKS, "softcap": 1.5}),
+        ("--scale=-0.7 --temperature 0.5", {"scale": -0.7, "temperature": 0.5}),
+        ("--scale 0", {"scale": 0.0}),
+    ],
+)
+def test_every_column_of_every_record(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, options: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    q, k = numbers(2, 4, 6, 8), numbers(2, 2, 9, 8, seed=4)
+    for name, array in {"q": q, "k": k, "keep": KEEP, "bias": BIAS, "padding": PADDING}.items():
+        np.save(f"{name}.npy", array)
+    np.save("sinks.npy", SINKS)
+    asked = ("entropy", "q.npy", "k.npy", *arguments.split(), "-f")
+    known = AttentionOptions(**options)
+    tensors = (torch.from_numpy(q), torch.from_numpy(k))
+    plain = {(b, h): plain_rows(*tensors, known, b, h) for b in range(2) for h in range(4)}
+    every = [row for rows in plain.values() for row in rows]
+    rows = run(*asked, "json", "--per-row").json["data"]
+    assert len(rows) == len(every)
+    for found, expected in zip(rows, every, strict=True):
+        assert_close(found, {name: v for name, v in expected.items() if name != "weights"})
+    heads = run(*asked, "json").json["data"]
+    assert [(head["batch"], head["head"]) for head in heads] == list(plain)
+    for found, expected_rows in zip(heads, plain.values(), strict=True):
+        assert_close(found, plain_head(expected_rows))
+    keys = run(*asked, "json", "--per-key").json["data"]
+    assert len(keys) == 8 * 9
+    mask = build_mask(known, Sizes(2, 4, 6, 9))
+    for found in keys:
+        assert_key(found, plain[found["batch"], found["head"]], mask)
+    # Chosen heads alone give the same bytes as when they are computed among all.
+    one = run(*asked, "ndjson", "--head-index", "-1,1", "--batch-index", "1").stdout.splitlines()
+    same = [head for head in heads if head["batch"] == 1 and head["head"] in (1, 3)]
+    for line, expected in zip(one, same, strict=True):
+        assert_close(json.loads(line), expected)
+
+
+def assert_key(found: Record, rows: list[Record], mask: Any) -> None:
+    batch, head, key = (slice(found[name], found[name] + 1) for name in ("batch", "head", "key"))
+    real = [row["query"] for row in rows]
+    seen = np.broadcast_to(
+        mask.visible(batch, head, np.array(real, int), key), (1, 1, len(real), 1)
+    )
+    mass = math.fsum(row["weights"][found["key"]] for row in rows)
+    count = int(seen.sum())
+    mean = mass / count if count else None
+    assert_close(found, {"queries": count, "mass": mass, "mass_mean": mean})
+
+
+def test_without_positions_nothing_is_said_of_them(run: Run) -> None:
+    asked = ("entropy", "--q-len", 5, "--k-len", 9, "--heads", 3)
+    document = run(*asked, "-f", "json").json
+    assert document["params"]["query_offset"] is None
+    for record in document["data"]:
+        assert record["distance_mean"] is None
+        assert record["label"] not in ("previous-token", "self", "local")
+    assert "distance" not in run(*asked).stdout
+
+
+def test_summary_sums_up_heads(run: Run) -> None:
+    heads = run("entropy", MINILM, "-f", "json").json["data"]
+    groups = run("entropy", MINILM, "--summary", "-f", "json").json["data"]
+    assert [group["group"] for group in groups] == [f"layers.{index}" for index in range(6)]
+    for group in groups:
+        own = [head for head in heads if head["group"] == group["group"]]
+        bits = [head["entropy_bits_mean"] for head in own]
+        expected = {
+            "heads": 12,
+            "entropy_bits_mean": float(np.mean(bits)),
+            "entropy_bits_min": min(bits),
+            "entropy_bits_max": max(bits),
+            "max_logit": max(head["max_logit"] for head in own),
+            "sink_mass_mean": float(np.mean([head["sink_mass_mean"] for head in own])),
+        }
+        assert_close(group, expected)
+        assert sum(int(part.split()[0]) for part in group["labels"].split(", ")) == 12
+
+
+def test_several_bundles_keep_their_names(run: Run) -> None:
+    other = SAMPLES / "minilm-bf16.safetensors"
+    asked = ("entropy", MINILM, other, "--group", "layers.0,layers.5")
+    document = run(*asked, "-f", "json").json
+    places = {(r["source"], r["group"]) for r in document["data"]}
+    assert places == {(str(f), f"layers.{n}") for f in (MINILM, other) for n in (0, 5)}
+    assert len(document["inputs"]) == 4
+    assert f"{other} layers.5" in run(*asked).stdout
+    failed = run(*asked, "--head-index", "2", "--fail-on", "max-logit=20", "-q", code=3)
+    assert f"{other} layers.0 head 2" in failed.stderr
+
+
+def test_groups_with_scales_of_their_own_stand_side_by_side(run: Run, tmp_path: Path) -> None:
+    tensors = {
+        f"{name}.{role}": numbers(1, 2, 5, d) for name, d in (("a", 4), ("b", 9)) for role in "qk"
+    }
+    np.savez(tmp_path / "b.npz", **tensors)
+    shown = run("entropy", tmp_path / "b.npz", "--compare-scale").stdout
+    assert "scale 0.5" in shown
+    assert "scale 0.333333" in shown
+    records = run("entropy", tmp_path / "b.npz", "--temperatures", "0.5,2", "-f", "json").json[
+        "data"
+    ]
+    for name, heat in {(r["group"], r["temperature"]) for r in records}:
+        single = run(
+            "entropy", tmp_path / "b.npz", "--group", name, "--temperature", heat, "-f", "json"
+        ).json["data"]
+        same = [r for r in records if (r["group"], r["temperature"]) == (name, heat)]
+        assert same == single
+
+
+def test_a_sample_of_all_rows_is_exact(run: Run) -> None:
+    whole = run("entropy", MINILM, "--group", "layers.1", "-f", "json").json["data"]
+    sampled = run("entropy", MINILM, "--group", "layers.1", "--sample-rows", 99, "-f", "json")
+    for found, expected in zip(sampled.json["data"], whole, strict=True):
+        assert_close(found, expected)
+        assert found["entropy_nats_se"] == 0
+        assert found["sampled_queries"] == 16
+
+
+def test_a_sample_claims_nothing_of_rows_it_has_not_seen(run: Run) -> None:
+    asked = ("entropy", MINILM, "--group", "layers.1", "--sample-rows", 6)
+    document = run(*asked, "-f", "json").json
+    assert document["params"]["sample_rows"] == 6
+    rows = run("entropy", MINILM, "--group", "layers.1", "--per-row", "-f", "json").json["data"]
+    drawn = np.sort(np.random.default_rng(0).choice(16, 6, replace=False))
+    for record in document["data"]:
+        for name in (
+            "entropy_nats_min",
+            "entropy_nats_max",
+            "entropy_nats_std",
+            "max_weight_max",
+            "max_logit",
+            "max_logit_query",
+            "max_logit_key",
+            "empty_rows",
+            "nonfinite_rows",
+        ):
+            assert record[name] is None, name
+        own = [r for r in rows if r["head"] == record["head"] and r["query"] in drawn]
+        for name in (
+            "keys",
+            "entropy_nats",
+            "entropy_bits",
+            "entropy_normalized",
+            "max_weight",
+            "effective_keys",
+            "logsumexp",
+            "sink_mass",
+            "distance",
+        ):
+            values = np.array([row[name] for row in own], float)
+            error = values.std(ddof=1) / math.sqrt(6) * math.sqrt(1 - 6 / 16)
+            assert record[f"{name}_mean"] == pytest.approx(values.mean(), rel=1e-9), name
+            assert record[f"{name}_se"] == pytest.approx(error, rel=1e-9, abs=1e-12), name
+        top = max(row["max_logit"] for row in own)
+        assert record["sampled_max_logit"] == pytest.approx(top, rel=1e-12)
+    one = run(*asked, "--head-index", "3", "-f", "json").json["data"]
+    assert_close(one[0], document["data"][3])
+    shown = run(*asked).stdout
+    assert "6 of 16" in shown
+    assert "estimated from the sampled rows" in shown
+    assert "max logit of the sample" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--per-row --per-key",
+        "--top 3",
+        "--grid nothing",
+        "--grid label",
+        "--histogram",
+        "--temperatures 0",
+        "--temperatures 1,nan",
+        "--temperature 2 --temperatures 1,2",
+        "--compare-scale --summary",
+        "--sample-rows 3 --per-key",
+        "--sample-rows 3 --fail-on nan",
+        "--sample-rows 0",
+        "--head-index 12",
+        "--head-index x",
+        "--label-limit sink=2",
+        "--label-limit nothing=0.5",
+        "--fail-on tired",
+        "--fail-on max-logit",
+        "--sink-keys 0",
+    ],
+)
+def test_what_makes_no_sense_is_refused(run: Run, arguments: str) -> None:
+    failed = run("entropy", MINILM, *arguments.split(), code=2)
+    assert not failed.stdout
+    assert failed.stderr.startswith("attncli: error: --")
+
+
+def test_labels_follow_their_limits(run: Run) -> None:
+    asked = ("entropy", MINILM, "--group", "layers.0", "--head-index", 2)
+    assert run(*asked, "-f", "json").json["data"][0]["label"] == "previous-token"
+    assert "previous-token ≥ 0.5" in run(*asked).stdout
+    moved = ("--label-limit", "sink=0.01,uniform=0.5")
+    document = run("entropy", MINILM, *moved, "-f", "json").json
+    assert document["params"]["labels"]["sink"] == 0.01
+    assert any(r["label"] == "sink" and r["label_score"] < 0.5 for r in document["data"])
+
+
+def test_failing_names_the_heads_beside_a_valid_document(run: Run, tmp_path: Path) -> None:
+    failed = run("entropy", MINILM, "--fail-on", "max-logit=20", "-f", "json", code=3)
+    assert len(failed.json["data"]) == 72
+    assert "layers.0 head 2" in failed.stderr
+    run("entropy", MINILM, "--fail-on", "max-logit=100,collapsed")
+    q = numbers(1, 2, 4, 8)
+    q[0, 1, 2, 0] = np.nan
+    np.savez(tmp_path / "b.npz", q=q, k=numbers(1, 2, 4, 8, seed=1))
+    broken = run("entropy", tmp_path / "b.npz", "--fail-on", "nan", "-f", "json", code=3)
+    assert "head 1" in broken.stderr
+    assert [r["nonfinite_rows"] for r in broken.json["data"]] == [0, 1]
+    run("entropy", tmp_path / "b.npz", code=1)
+    once = np.zeros((1, 1, 4, 2), np.float32)
+    once[..., 0] = 100
+    keys = np.zeros((1, 1, 4, 2), np.float32)
+    keys[0, 0, 2, 0] = 100
+    np.savez(tmp_path / "c.npz", q=once, k=keys)
+    assert "head 0" in run("entropy", tmp_path / "c.npz", "--fail-on", "collapsed", code=3).stderr
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        "",
+        "--per-row",
+        "--per-key --top 2",
+        "--summary",
+        "--grid entropy_bits_mean",
+        "--grid max_logit",
+        "--histogram",
+    ],
+)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_broken_numbers_reach_every_view(run: Run, tmp_path: Path, view: str, value: float) -> None:
+    q = numbers(1, 1, 4, 8)
+    q[0, 0, 1] = value
+    np.savez(tmp_path / "b.npz", q=q, k=numbers(1, 1, 4, 8, seed=1))
+    asked = ("entropy", tmp_path / "b.npz", "--allow-nonfinite", *view.split())
+    run(*asked)
+    document = run(*asked, "-f", "json").json
+    assert document["data"]
+    if view == "--per-row":
+        assert [row["nonfinite"] for row in document["data"]] == [False, True, False, False]
+        assert document["data"][1]["entropy_nats"] is None
+        lines = list(csv.DictReader(io.StringIO(run(*asked, "-f", "csv").stdout)))
+        assert lines[1]["entropy_nats"] == "nan"
+
+
+def test_tokens_stand_beside_queries_and_keys(run: Run) -> None:
+    asked = ("entropy", MINILM, "--group", "layers.0", "--head-index", 2)
+    rows = run(*asked, "--per-row").stdout.splitlines()
+    assert rows[3].split()[:2] == ["2", "animal"]
+    assert rows[3].split().count("the") == 1
+    keys = run(*asked, "--per-key", "--top", 1).stdout.splitlines()
+    assert keys[1].split()[:2] == ["0", "[CLS]"]
+    assert len(keys) == 2
+
+
+def test_units_and_digits_are_of_tables_alone(run: Run) -> None:
+    asked = ("entropy", MINILM, "--group", "layers.0", "--head-index", 0)
+    nats = run(*asked, "--unit", "nats", "--digits", 2).stdout
+    assert "entropy (nats)" in nats
+    record = run(*asked, "-f", "json").json["data"][0]
+    assert f"{record['entropy_nats_mean']:.2f}" in nats
+    assert f"{record['entropy_bits_mean']:.4f}" in run(*asked).stdout
+    for view in ("--summary", "--per-row"):
+        shown = run(*asked, view, "--unit", "nats").stdout
+        assert "(nats)" in shown
+        assert "bits" not in shown
+
+
+def test_empty_problems_have_records_and_tables(run: Run) -> None:
+    for sizes in (("--q-len", 0), ("--k-len", 0), ("--q-len", 0, "--k-len", 0)):
+        for view in (
+            (),
+            ("--per-row",),
+            ("--per-key",),
+            ("--histogram",),
+            ("--summary",),
+            ("--grid", "entropy_bits_mean"),
+            ("--sample-rows", 2),
+            ("--compare-scale",),
+        ):
+            run("entropy", *sizes, *view)
+            run("entropy", *sizes, *view, "-f", "json")
+
+
+def test_row_entropies_of_one_head_as_a_histogram(run: Run) -> None:
+    asked = ("entropy", MINILM, "--group", "layers.0", "--head-index", 2, "--histogram")
+    lines = run(*asked).stdout.splitlines()
+    assert sum(int(line.split()[3]) for line in lines[1:-1]) == 16
+    assert lines[-1].startswith("16 rows, mean 0.0019 bits")
+    even = run("entropy", "--scale", 0, "--q-len", 6, "--histogram").stdout
+    assert "3.0000 to 3.0000  6" in even
+    masked = run("entropy", "--causal", "--query-offset=-3", "--histogram").stdout
+    assert "3 empty rows left out" in masked
+
+
+# What a terminal shows, in a process of its own with a terminal of 80 columns.
+
+
+def on_terminal(*arguments: object, environment: dict[str, str] | None = None) -> tuple[str, str]:
+    """Standard output and error of the program on a terminal of 80 columns each."""
+    out, out_end = pty.openpty()
+    error, error_end = pty.openpty()
+    settings = os.environ | {"COLUMNS": "80", "TERM": "xterm-256color"} | (environment or {})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "attncli", *map(str, arguments)],
+        stdout=out_end,
+        stderr=error_end,
+        env=settings,
+    )
+    os.close(out_end)
+    os.close(error_end)
+    found = drained(out, error)
+    assert process.wait(30) == 0, found
+    return found
+
+
+def drained(*ends: int) -> Any:
+    """All that comes from several terminals until they close."""
+    import select
+
+    texts = dict.fromkeys(ends, b"")
+    open_ends = set(ends)
+    while open_ends:
+        for end in select.select(list(open_ends), [], [], 60)[0]:
+            try:
+                part = os.read(end, 65536)
+            except OSError:
+                part = b""
+            texts[end] += part
+            if not part:
+                open_ends.discard(end)
+                os.close(end)
+    return tuple(text.decode().replace("\r\n", "\n") for text in texts.values())
+
+
+def test_nothing_is_wider_than_the_terminal(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process for all: a terminal is what `isatty` says, and its width COLUMNS'."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("attncli.report.printer.Printer.on_terminal", property(lambda self: True))
+    monkeypatch.setenv("NO_COLOR", "1")
+    tensors = {}
+    for layer in range(80):
+        shape = (1, 32, 3, 4) if layer else (1, 130, 3, 4)
+        tensors |= {f"model.layers.{layer}.attention.{role}": numbers(*shape) for role in "qk"}
+    np.savez(tmp_path / "big.npz", **tensors)
+    views = ("", "--summary", "--grid entropy_bits_mean", "--compare-scale", "--sample-rows 2")
+    views += ("--per-row", "--per-key", "--temperatures 0.5,1,2")
+    cases = [(MINILM, view) for view in views]
+    cases += [(tmp_path / "big.npz", "--grid max_logit_key")]
+    for file, view in cases:
+        lines = run("entropy", file, *view.split()).stdout.splitlines()
+        assert max(map(len, lines)) <= 80, view
+    picture = run("entropy", tmp_path / "big.npz", "--grid", "entropy_bits_mean").stdout
+    assert picture.count("s.79.attention") == 1
+    assert picture.count("rs.0.attention") >= 2  # 130 heads take more than one line
+    assert "· to █" in picture
+    rows = run("entropy", MINILM, "--per-row").stdout
+    assert "more: --format csv" in rows
+
+
+def test_colour_only_where_it_is_wanted(run: Run) -> None:
+    asked = ("entropy", MINILM, "--grid", "entropy_bits_mean")
+    assert "\x1b[" not in run(*asked).stdout
+    assert "\x1b[" in run(*asked, "--color", "always").stdout
+
+
+def test_progress_shows_on_a_terminal_alone() -> None:
+    asked = ("entropy", "--q-len", 3000, "--k-len", 3000, "--precision", "float32")
+    out, error = on_terminal(*asked)
+    assert "attention" in error
+    assert "attention" not in out
+    _, quiet = on_terminal(*asked, "-q")
+    assert not quiet
+    piped = subprocess.run(
+        [sys.executable, "-m", "attncli", *map(str, asked)], capture_output=True, check=True
+    )
+    assert not piped.stderr
+
+
+def test_an_interrupt_ends_it_cleanly() -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "attncli",
+            "entropy",
+            "--q-len",
+            "60000",
+            "--k-len",
+            "60000",
+            "--heads",
+            "8",
+            "--dk",
+            "8",
+            "-f",
+            "csv",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(6) == "source"  # it has begun
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert error.strip() == "attncli: interrupted"
