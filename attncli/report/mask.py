@@ -136,7 +136,11 @@ def _leak_lines(leaks: Sequence[Leak]) -> Iterator[str]:
 
 
 def comparison_tables(
-    found: Comparison, cells: Sequence[Record], against: str, printer: Printer
+    found: Comparison,
+    cells: Sequence[Record],
+    against: str,
+    printer: Printer,
+    second: int | None = None,
 ) -> Iterator[RenderableType]:
     """How many cells differ, and the first of them."""
     if not found.differing and not found.bias_differing:
@@ -146,6 +150,9 @@ def comparison_tables(
         f"{found.differing} of {found.cells} cells differ from {against}: {found.only_a} visible "
         f"in this mask alone, {found.only_b} in the other alone"
     )
+    if second is not None:
+        differing = f"{second} cells differ" if second else "no cell differs"
+        yield f"with values of {MINUS_A_LOT:g} or less read as hidden, {differing}"
     if found.differing == found.cells:
         yield "every cell differs: each mask is the inverse of the other"
     if found.bias_differing:

@@ -107,6 +107,13 @@ def test_finite_masks_that_differ_by_batch_are_drawn_apart(run: Any) -> None:
     assert "batch 1: causal; key padding, length 3" in ran.out
 
 
+def test_a_comparison_tells_both_readings(run: Any) -> None:
+    low, hidden = (np.where(CAUSAL, 0, value) for value in (FINFO["float32"], -np.inf))
+    ran = run("--attn-mask low.npy --against hidden.npy", low=low, hidden=hidden)
+    assert ran.code == 3
+    assert "with values of -10000 or less read as hidden, no cell differs" in ran.out
+
+
 def test_hidden_rows_are_suspected_of_being_transposed(run: Any) -> None:
     rows = np.repeat(PADDED[0][:, None], S, axis=1)
     assert "is it transposed?" in run("--attn-mask m.npy", m=rows).err
