@@ -19,32 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-# What runs the tool. `_DRIVER` calls the functions behind the command.
-# COMMAND = [sys.executable, "-m", "attncli", "variance"]
-_DRIVER = """
-import sys
-from attncli.attention.options import AttentionOptions
-
-def experiment(dk, samples):
-    from attncli.attention.experiment import ExperimentSpec, experiment
-    print(experiment(ExperimentSpec(dk=int(dk), samples=int(samples)))[0].var)
-
-def audit(q, k, causal):
-    import numpy as np
-    import torch
-    from attncli.attention.audit import audit
-    from attncli.attention.problem import make_problem
-    sides = [torch.from_numpy(np.load(path, mmap_mode="c")) for path in (q, k)]
-    options = AttentionOptions(causal=causal)
-    print(next(audit(make_problem(*sides, None, options))).var)
-
-given = sys.argv[1:]
-if "--dk" in given:
-    experiment(given[given.index("--dk") + 1], given[given.index("--samples") + 1])
-else:
-    audit(given[0], given[1], "--causal" in given)
-"""
-COMMAND = [sys.executable, "-c", _DRIVER]
+COMMAND = [sys.executable, "-m", "attncli", "variance"]
 
 _DRAW = """
 import numpy as np
