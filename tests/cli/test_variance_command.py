@@ -323,7 +323,8 @@ def test_large_means_and_halves(run: Run, tmp_path: Path) -> None:
     sides = [(1000 + rng.uniform(-1, 1, (300, 16))).astype(np.float32) for _ in range(2)]
     halves = np.full((6, 4), 300, np.float16) * np.array([[1], [-1]] * 3, np.float16)
     paths = [tmp_path / name for name in ("q.npy", "k.npy", "half.npy")]
-    for path, array in zip(paths, (*sides, halves), strict=True):
+    arrays: list[Array] = [*sides, halves]
+    for path, array in zip(paths, arrays, strict=True):
         np.save(path, array)
     (record,) = run("variance", *paths[:2], "-f", "json").json["data"]
     exact = (sides[0].astype(np.float64) @ sides[1].astype(np.float64).T).var()
