@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from attncli.cli.inputs import Group
     from attncli.report.printer import Printer
 
+# Python's numbers take a multiple of the tensors' room: only so many rows are unpacked at once.
+ROWS_AT_ONCE = 4096
+
 # What a sample of rows cannot say of all rows: extremes, spread and counts.
 OF_ALL_ROWS = (
     "empty_rows",
@@ -83,26 +86,27 @@ def row_records(run: EntropyRun) -> Iterator[Record]:
     """One record per real query; what a row does not have is None."""
     for work, rows in _stream(run):
         place = _place(work, rows)
-        columns = _row_columns(rows)
-        for values in zip(*columns.values(), strict=True):
-            yield place | dict(zip(columns, values, strict=True))
+        for start in range(0, len(rows.queries), ROWS_AT_ONCE):
+            columns = _row_columns(rows, slice(start, start + ROWS_AT_ONCE))
+            for values in zip(*columns.values(), strict=True):
+                yield place | dict(zip(columns, values, strict=True))
 
 
-def _row_columns(rows: HeadRows) -> dict[str, list[Any]]:
-    empty = rows.empty.tolist()
+def _row_columns(rows: HeadRows, inside: slice) -> dict[str, list[Any]]:
+    empty = rows.empty[inside].tolist()
 
     def listed(values: Any) -> list[Any]:
         """What each row that is not empty has."""
         if values is None:
             return [None] * len(empty)
-        pairs = zip(values.tolist(), empty, strict=True)
+        pairs = zip(values[inside].tolist(), empty, strict=True)
         return [None if is_empty else value for value, is_empty in pairs]
 
-    entropy, outcomes = listed(rows.entropy_nats), rows.outcomes.tolist()
+    entropy, outcomes = listed(rows.entropy_nats), rows.outcomes[inside].tolist()
     pairs = list(zip(entropy, outcomes, strict=True))
     return {
-        "query": rows.queries.tolist(),
-        "keys": rows.keys.tolist(),
+        "query": rows.queries[inside].tolist(),
+        "keys": rows.keys[inside].tolist(),
         "entropy_nats": entropy,
         "entropy_bits": [None if nats is None else nats / math.log(2) for nats in entropy],
         "entropy_normalized": [
@@ -116,7 +120,7 @@ def _row_columns(rows: HeadRows) -> dict[str, list[Any]]:
         "sink_mass": listed(rows.sink_mass),
         "distance": listed(rows.distance),
         "sink_weight": listed(rows.sink_weight),
-        "nonfinite": rows.nonfinite.tolist(),
+        "nonfinite": rows.nonfinite[inside].tolist(),
     }
 
 
