@@ -81,9 +81,22 @@ class HeadGroup:
         """Where it is done."""
         return self.keys.device
 
-    def scaled_queries(self, start: int, stop: int) -> torch.Tensor:
-        """(G, stop − start, d_k), in the dtype of arithmetic, times the factor."""
-        return self.q[:, start:stop].to(self.device, self.dtype) * self.factor
+    @property
+    def plain(self) -> bool:
+        """Whether the logits are scaled products alone, and intervals say which are visible."""
+        return self.softcap is None and self.slopes is None and self.by_interval
+
+    @property
+    def binary(self) -> bool:
+        """Whether logits may be computed in units of ln 2, which spares a pass over each tile.
+
+        Not in float64, whose every digit counts.
+        """
+        return self.plain and self.dtype == torch.float32
+
+    def scaled_queries(self, start: int, stop: int, unit: float = 1.0) -> torch.Tensor:
+        """(G, stop − start, d_k), in the dtype of arithmetic, times the factor and a unit."""
+        return self.q[:, start:stop].to(self.device, self.dtype) * (self.factor * unit)
 
     def relative_positions(self, block: RowBlock, key: int) -> torch.Tensor:
         """(rows,): how far each row stands to the right of a key, p − key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +50,16 @@ class RowStatistics:
     output: torch.Tensor | None
 
 
-def finish_rows(sums: TileSums, crown: bool, sinks: torch.Tensor | None) -> RowStatistics:
+def finish_rows(
+    sums: TileSums, crown: bool, sinks: torch.Tensor | None, binary: bool = False
+) -> RowStatistics:
     """Merge the tiles of a block of rows.
 
     Args:
         sums: of the tiles.
         crown: whether `total` leaves out the largest weight of each tile.
         sinks: float64 (G, 1), logits that join the denominator; None for none.
+        binary: whether logits are in units of ln 2.
 
     Source: entropy H = ln Σe^(s−m) − Σe^(s−m)(s−m) / Σe^(s−m), from H = −Σ w ln w.
     """
@@ -64,7 +68,7 @@ def finish_rows(sums: TileSums, crown: bool, sinks: torch.Tensor | None) -> RowS
     empty = keys == 0
     if not sums.tiles:
         return _nothing_seen(sums, keys, sinks is not None)
-    merged = _merge_tiles(sums, crown)
+    merged = _merge_tiles(sums, crown, binary)
     joined = merged if sinks is None else _join_sink(merged, sinks)
     shrink = exponential(merged.peak - joined.peak)  # 1 without a sink
     largest = shrink / (1 + joined.excess)
@@ -123,11 +127,16 @@ class _Merged:
     lost: torch.Tensor
 
 
-def _merge_tiles(sums: TileSums, crown: bool) -> _Merged:
-    tiles = slice(sums.tiles)
+def _merge_tiles(sums: TileSums, crown: bool, binary: bool) -> _Merged:
+    tiles, unit = slice(sums.tiles), math.log(2) if binary else 1.0
     top, reference, total, moment = (
-        part[tiles].to(torch.float64)
-        for part in (sums.top, sums.reference, sums.total, sums.moment)
+        part[tiles].to(torch.float64) * scale
+        for part, scale in (
+            (sums.top, unit),
+            (sums.reference, unit),
+            (sums.total, 1.0),
+            (sums.moment, unit),
+        )
     )  # (T, G, R)
     peak, best = top.max(0)
     finite_peak = peak.clamp(min=torch.finfo(sums.top.dtype).min)

@@ -124,10 +124,14 @@ def _band(group: HeadGroup, block: RowBlock, window: int, work: Workspace) -> to
     shape = (len(group.heads), *keys.shape)
     if left >= right:
         return group.keys.new_full(shape, -torch.inf)
-    tile = Tile(left, right, True, True)
+    queries = group.scaled_queries(block.start, block.stop)
     logits = group.keys.new_empty(shape[0], shape[1], right - left)
-    score_tile(group, block, tile, group.scaled_queries(block.start, block.stop), logits, work)
     index = (keys - left).clamp(0, right - left - 1).expand(shape)
+    if group.plain:  # nothing but intervals: looked up for the few cells that are wanted
+        torch.bmm(queries, group.keys[:, :, left:right], out=logits)
+        first, stop = group.bounds[:, block.start : block.stop, None]
+        return logits.gather(2, index).masked_fill_((keys < first) | (keys >= stop), -torch.inf)
+    score_tile(group, block, Tile(left, right, True, True), queries, logits, work)
     return logits.gather(2, index).masked_fill_((keys < left) | (keys >= right), -torch.inf)
 
 

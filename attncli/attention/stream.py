@@ -206,7 +206,7 @@ def _all_rows(
     )
 
     def finish(block: RowBlock, work: Workspace) -> RowStatistics:
-        return finish_rows(sum_tiles(group, block, gather, work), crown, group.sinks)
+        return finish_rows(sum_tiles(group, block, gather, work), crown, group.sinks, group.binary)
 
     pieces = blocks or [RowBlock(0, 0, ())]
     found = []

@@ -6,6 +6,8 @@ s the logits of a row in one tile, t their maximum and r the reference that was 
 
     total = Σ e^(s−r),  moment = Σ e^(s−r)·(s−r),  reach = Σ e^(s−r)·|p−j|
 
+Where a group is `binary`, s and r are in units of ln 2 and powers are of 2, until tiles are merged.
+
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
 """
 
@@ -16,9 +18,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attncli.attention.exponential import exponential
+from attncli.attention.exponential import LOG2_E, exponential
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attncli.attention.head_group import HeadGroup
     from attncli.attention.intervals import RowBlock, Tile
 
@@ -107,6 +111,7 @@ class Workspace:
     upwards: torch.Tensor
     downwards: torch.Tensor
     _distances: torch.Tensor | None = field(default=None, repr=False)
+    _edges: tuple[torch.Tensor, torch.Tensor] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, group: HeadGroup) -> Workspace:
@@ -128,6 +133,22 @@ class Workspace:
         cells = shape[0] * rows * keys
         return self.logits[:cells].view(shape), self.weights[:cells].view(shape)
 
+    def edges(self, first: torch.Tensor, stop: torch.Tensor, width: int) -> torch.Tensor:
+        """0 inside each row's interval and −inf outside, (rows, width), to be added to logits.
+
+        Tiles along a diagonal all have the same, so the last one is kept.
+        """
+        bounds = torch.stack([first, stop])
+        if self._edges is not None:
+            known, found = self._edges
+            if found.shape[1] == width and torch.equal(known, bounds):
+                return found
+        keys = torch.arange(width, dtype=first.dtype, device=first.device)
+        hidden = (keys < first[:, None]) | (keys >= stop[:, None])
+        added = self.logits.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        self._edges = bounds, added
+        return added
+
     def distances(self, group: HeadGroup, block: RowBlock, tile: Tile) -> torch.Tensor:
         """|p − j|, (rows, keys), overwritten by the next call."""
         rows, keys = block.stop - block.start, tile.stop - tile.start
@@ -148,7 +169,8 @@ def sum_tiles(group: HeadGroup, block: RowBlock, gather: Gather, work: Workspace
         work: buffers of at least G × rows × TILE_KEYS cells.
     """
     sums = TileSums.none_yet(group, block, gather)
-    queries = group.scaled_queries(block.start, block.stop)
+    queries = group.scaled_queries(block.start, block.stop, LOG2_E if group.binary else 1.0)
+    power = torch.exp2 if group.binary else exponential
     for tile in block.tiles:
         logits, weights = work.tile(group, block.stop - block.start, tile.stop - tile.start)
         seen = score_tile(group, block, tile, queries, logits, work)
@@ -156,12 +178,12 @@ def sum_tiles(group: HeadGroup, block: RowBlock, gather: Gather, work: Workspace
             continue
         sums.seen = sums.seen + seen
         _subtract_maximum(group, sums, tile, logits, seen, gather)
-        exponential(logits, out=weights)
+        power(logits, out=weights)
         if group.guarded or not isinstance(seen, int):  # 0 · ∞ is NaN
             logits.clamp_(min=torch.finfo(logits.dtype).min)
         torch.sum(logits.mul_(weights), -1, out=sums.moment[sums.tiles])
         if sums.output is not None:
-            _add_values(group, sums, tile, weights)
+            _add_values(group, sums, tile, weights, power)
         torch.sum(weights, -1, out=sums.total[sums.tiles])
         if sums.reach is not None:
             _add_distances(group, sums, block, tile, work, weights, logits)
@@ -199,7 +221,7 @@ def score_tile(
         distances = work.distances(group, block, tile)
         logits.addcmul_(distances, group.slopes[:, None, None], value=-1)
     if group.by_interval:
-        return _hide_by_interval(group, block, tile, logits)
+        return _hide_by_interval(group, block, tile, logits, work)
     added = group.added(block, tile)
     if added is not None:
         logits += added
@@ -209,17 +231,17 @@ def score_tile(
 
 
 def _hide_by_interval(
-    group: HeadGroup, block: RowBlock, tile: Tile, logits: torch.Tensor
+    group: HeadGroup, block: RowBlock, tile: Tile, logits: torch.Tensor, work: Workspace
 ) -> torch.Tensor | int:
     width = tile.stop - tile.start
     if not (tile.starts_inside or tile.stops_inside):
         return width
     first, stop = group.intervals(block, tile)  # of each row, relative to the tile
-    keys = group.key_index[:width]
-    if tile.stops_inside:
-        logits.masked_fill_(keys >= stop[:, None], -torch.inf)
-    if tile.starts_inside:
-        logits.masked_fill_(keys < first[:, None], -torch.inf)
+    edges = work.edges(first, stop, width)
+    if group.guarded:  # NaN − ∞ is NaN
+        logits.masked_fill_(torch.isneginf(edges), -torch.inf)
+    else:
+        logits += edges
     return (stop - first)[None]
 
 
@@ -251,12 +273,18 @@ def _subtract_maximum(
     logits -= reference[..., None]
 
 
-def _add_values(group: HeadGroup, sums: TileSums, tile: Tile, weights: torch.Tensor) -> None:
+def _add_values(
+    group: HeadGroup,
+    sums: TileSums,
+    tile: Tile,
+    weights: torch.Tensor,
+    power: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     assert group.values is not None
     assert sums.output is not None
     if sums.tiles:
         shrink = sums.reference[sums.tiles - 1] - sums.reference[sums.tiles]
-        sums.output *= exponential(shrink)[..., None]
+        sums.output *= power(shrink)[..., None]
     sums.output.baddbmm_(weights, group.values[:, tile.start : tile.stop])
 
 
