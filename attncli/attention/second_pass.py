@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attncli.attention.exponential import exponential
+from attncli.attention.exponential import LOG2_E, exponential
 from attncli.attention.intervals import queries_per_key
 from attncli.attention.tiles import Workspace, score_tile
 
@@ -65,9 +65,12 @@ def mass_of_block(
     width = block.tiles[-1].stop - first if block.tiles else 0
     mass = torch.zeros(len(group.heads), width, dtype=torch.float64, device=group.device)
     queries = torch.zeros_like(mass, dtype=torch.int64)
+    some = slice(block.start, block.stop)
+    share = (1 / (1 + rows.excess[:, some])).masked_fill(rows.empty[:, some], 0.0)
+    share = share[:, None].to(group.dtype)  # (G, 1, rows)
     for tile, weights, seen in _tile_weights(group, block, block.tiles, rows, work):
         inside = slice(tile.start - first, tile.stop - first)
-        mass[:, inside] = weights.sum(1)
+        mass[:, inside] = torch.bmm(share.expand(len(weights), -1, -1), weights)[:, 0]
         if not group.by_interval:
             queries[:, inside] = seen.sum(1)
     return KeyMass(queries, mass)
@@ -124,20 +127,20 @@ def _tile_weights(
     rows: RowStatistics,
     work: Workspace,
 ) -> Iterator[tuple[Tile, torch.Tensor, torch.Tensor]]:
-    """Tiles with their weights (G, rows, keys) and, where it is not all True, visibility."""
+    """Tiles with e^(s − peak) (G, rows, keys) and, where it is not all True, visibility."""
     inside = slice(block.start, block.stop)
-    queries = group.scaled_queries(block.start, block.stop)
+    unit = LOG2_E if group.binary else 1.0
+    queries = group.scaled_queries(block.start, block.stop, unit)
     empty = rows.empty[:, inside]
-    # (G, rows, 1) twice; an empty row gives nothing.
-    peak = rows.peak[:, inside].masked_fill(empty, 0.0)[..., None].to(group.dtype)
-    share = (1 / (1 + rows.excess[:, inside])).masked_fill(empty, 0.0)[..., None].to(group.dtype)
+    peak = (rows.peak[:, inside] * unit).masked_fill(empty, 0.0)[..., None].to(group.dtype)
+    power = torch.exp2 if group.binary else exponential
     for tile in tiles:
         logits, weights = work.tile(group, block.stop - block.start, tile.stop - tile.start)
         score_tile(group, block, tile, queries, logits, work)
         seen = torch.ones((), dtype=torch.bool, device=group.device)
         if group.guarded or group.values is not None or not group.by_interval:
             seen = ~torch.isneginf(logits)
-        exponential(logits.sub_(peak), out=weights).mul_(share)
+        power(logits.sub_(peak), out=weights)
         if group.guarded:  # what a query does not see it gives nothing, NaN itself or not
             weights.masked_fill_(~seen, 0.0)
         yield tile, weights, seen
