@@ -91,7 +91,9 @@ def variant_tables(records: Sequence[Record], style: Style) -> Iterator[Renderab
             yield style.heading(named)
         yield _variant_table(of_group, style)
         yield ""
-    yield style.note("means over the rows of each head")
+    yield style.note(
+        f"mean entropy in {style.unit} and mean largest weight over the rows of each head"
+    )
     yield from _sink_note(records, style)
     yield _label_note(style)
 
@@ -210,10 +212,10 @@ def _variant_table(records: Sequence[Record], style: Style) -> RenderableType:
     columns = [GridColumn("head", [head_name(next(iter(h.values()))) for h in heads], is_key=True)]
     for variant in variants:
         cells = [style.number(_entropy(head[variant], style.unit)) for head in heads]
-        columns.append(GridColumn(f"entropy ({style.unit}), {_variant(*variant)}", cells))
+        columns.append(GridColumn(f"entropy, {_variant(variant, variants)}", cells))
     for variant in variants:
         cells = [style.number(head[variant]["max_weight_mean"]) for head in heads]
-        columns.append(GridColumn(f"largest weight, {_variant(*variant)}", cells))
+        columns.append(GridColumn(f"weight, {_variant(variant, variants)}", cells))
     labels = [" → ".join(_changes(head, variants)) for head in heads]
     columns.append(GridColumn("label", labels, is_text=True))
     return laid_out(columns, style.printer)
@@ -225,8 +227,11 @@ def _changes(head: Mapping[tuple[float, float], Record], variants: Sequence[Any]
     return [label for i, label in enumerate(labels) if i == 0 or label != labels[i - 1]]
 
 
-def _variant(scale: float, heat: float) -> str:
-    return f"scale {scale:.6g}" + ("" if heat == 1 else f" / {heat:.6g}")
+def _variant(variant: tuple[float, float], among: Sequence[tuple[float, float]]) -> str:
+    """A scale and a temperature, those of them that differ among the variants."""
+    scales, heats = (len(set(values)) > 1 for values in zip(*among, strict=True))
+    words = [f"scale {variant[0]:.6g}"] if scales or not heats else []
+    return " ".join(words + ([f"temperature {variant[1]:.6g}"] if heats else []))
 
 
 def _label(record: Record) -> str:
