@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # The fitted value only comes before a named one that leaves this many times its residual.
 _CLEARLY_BETTER = 1.5
+# Scales that differ by less, relatively, are one: a float32 may have stood between them.
+_SAME = 1e-6
 
 
 class FitSource(StrEnum):
@@ -119,9 +121,13 @@ def _named(problem: Problem) -> list[tuple[str, float]]:
     ]
     names: dict[float, str] = {}
     for name, scale in classic:
-        if scale is None or (name == "as given" and scale in names):
+        if scale is None:
             continue
-        names[scale] = f"{names[scale]} = {name}" if scale in names else name
+        same = next((known for known in names if math.isclose(scale, known, rel_tol=_SAME)), None)
+        if same is None:
+            names[scale] = name
+        elif name != "as given":
+            names[same] += f" = {name}"
     return [(name, scale) for scale, name in names.items()]
 
 

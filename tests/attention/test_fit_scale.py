@@ -190,3 +190,10 @@ def test_wrong_input_is_refused() -> None:
     bare = make_problem(problem.q, problem.k, None, AttentionOptions())
     with pytest.raises(UsageError, match="expected V"):
         fit_scale(bare, output=weights[..., :DV])
+
+
+def test_a_scale_that_went_through_float32_is_the_classic_one() -> None:
+    given = problem_with(scale=float(np.float32(1 / 3)))  # 1/√d_v
+    fit = fit_scale(given, weights=computed(given, FitSource.WEIGHTS, 1 / 3))
+    assert [candidate.name for candidate in fit.candidates if "given" in candidate.name] == []
+    assert fit.candidates[0].name == "1/√d_v"
