@@ -27,6 +27,7 @@ Record = dict[str, Any]
 BINS = 20
 BAR_WIDTH = 40
 MARKS = "·░▒▓█"
+PLAIN_MARKS = ".:+*#"  # where the encoding lacks the others
 MISSING = "–"
 # Off a terminal lines may be as long as they like, but nobody reads a picture wider than this.
 PICTURE_WIDTH = 160
@@ -162,7 +163,7 @@ class _Picture:
                 text.append(" ")
                 text.append(aligned(cell, size - 1), style=colour)
             else:
-                text.append(MISSING if share is None else _mark(share), style=colour)
+                text.append(MISSING if share is None else _mark(share, self.style), style=colour)
         return text
 
     def _share(self, value: float | None) -> float | None:
@@ -211,11 +212,12 @@ def _scale_line(low: float, high: float, style: Style, in_marks: bool) -> str:
     span = f"from {style.number(low)} to {style.number(high)}"
     if not in_marks:
         return span
-    return f"{span}, {MARKS[0]} to {MARKS[-1]}; {MISSING} for none"
+    return f"{span}, {_mark(0.0, style)} to {_mark(1.0, style)}; {MISSING} for none"
 
 
-def _mark(share: float) -> str:
-    return MARKS[min(int(share * len(MARKS)), len(MARKS) - 1)]
+def _mark(share: float, style: Style) -> str:
+    marks = style.printer.sign(MARKS, PLAIN_MARKS)
+    return marks[min(int(share * len(marks)), len(marks) - 1)]
 
 
 def _is_finite(value: float | None) -> bool:

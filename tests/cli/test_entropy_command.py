@@ -24,6 +24,9 @@ from attncli.attention import steps
 from attncli.attention.mask import Sizes, build_mask
 from attncli.attention.options import AttentionOptions
 from attncli.cli.progress import progress
+from attncli.report.choices import Unit
+from attncli.report.entropy import Style
+from attncli.report.entropy_pictures import _mark
 from attncli.report.printer import Printer
 
 Record = dict[str, Any]
@@ -254,6 +257,26 @@ def test_summary_sums_up_heads(run: Run) -> None:
         }
         assert_close(group, expected)
         assert sum(int(part.split()[0]) for part in group["labels"].split(", ")) == 12
+
+
+def test_a_broken_key_reaches_those_who_see_it_alone(run: Run, tmp_path: Path) -> None:
+    q, k = numbers(1, 2, 6, 4), numbers(1, 1, 6, 4, seed=1)
+    np.savez(tmp_path / "sound.npz", q=q, k=k)
+    k[0, 0, 2, 1] = np.nan
+    np.savez(tmp_path / "broken.npz", q=q, k=k)
+    asked = ("--causal", "--allow-nonfinite", "-f", "json")
+    rows = run("entropy", tmp_path / "broken.npz", "--per-row", *asked).json["data"]
+    sound = run("entropy", tmp_path / "sound.npz", "--per-row", *asked).json["data"]
+    for found, expected in zip(rows, sound, strict=True):
+        assert found["nonfinite"] == (found["query"] >= 2)
+        if found["nonfinite"]:
+            assert found["entropy_nats"] is None
+            assert found["keys"] == expected["keys"]
+        else:
+            place = {"source": found["source"]}
+            assert_close(found, expected | place)
+    heads = run("entropy", tmp_path / "broken.npz", *asked).json["data"]
+    assert [head["nonfinite_rows"] for head in heads] == [4, 4]
 
 
 def test_several_bundles_keep_their_names(run: Run) -> None:
@@ -544,6 +567,35 @@ def test_nothing_is_wider_than_the_terminal(
     assert "· to █" in picture
     rows = run("entropy", MINILM, "--per-row").stdout
     assert "more: --format csv" in rows
+
+
+def test_an_encoding_without_blocks_gets_other_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The five shades stay apart, which a letter-by-letter replacement would not keep."""
+    out = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "attncli",
+            "entropy",
+            "--heads",
+            "60",
+            "--q-len",
+            "3",
+            "--k-len",
+            "3",
+            "--grid",
+            "max_logit",
+        ],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        check=True,
+    ).stdout
+    out.decode("ascii")
+    marks = {_mark(share / 4, Style(Printer(), 2, Unit.BITS, {})) for share in range(5)}
+    assert len(marks) == 5
+    monkeypatch.setattr("attncli.report.printer.Printer.sign", lambda self, usual, plain: plain)
+    marks = {_mark(share / 4, Style(Printer(), 2, Unit.BITS, {})) for share in range(5)}
+    assert marks == set(".:+*#")
 
 
 def test_colour_only_where_it_is_wanted(run: Run) -> None:
