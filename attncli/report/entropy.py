@@ -44,10 +44,15 @@ class Style:
     unit: Unit
     limits: Mapping[str, float]
 
-    def number(self, value: float | None, error: float | None = None) -> str:
-        """A number, with its standard error where there is one."""
-        text = decimals(value, self.digits)
-        return text if error is None else f"{text} ±{decimals(error, self.digits)}"
+    def number(self, value: float | None) -> str:
+        """A number of a table."""
+        return decimals(value, self.digits)
+
+    def estimate(self, value: float | None, error: float | None) -> str:
+        """A number with its standard error; "?" where a single row tells none."""
+        if value is None:
+            return self.number(value)
+        return f"{self.number(value)} ±{'?' if error is None else self.number(error)}"
 
     def heading(self, text: str) -> RenderableType:
         """A line that stands out."""
@@ -178,10 +183,10 @@ def _head_table(records: Sequence[Record], style: Style) -> RenderableType:
 def _sampled_table(records: Sequence[Record], style: Style) -> RenderableType:
     def estimates(name: str, key: str) -> GridColumn:
         pairs = [(record[f"{key}_mean"], record[f"{key}_se"]) for record in records]
-        return GridColumn(name, [style.number(*pair) for pair in pairs])
+        return GridColumn(name, [style.estimate(*pair) for pair in pairs])
 
     unit = style.unit
-    entropies = [style.number(_entropy(r, unit), r[f"entropy_{unit}_se"]) for r in records]
+    entropies = [style.estimate(_entropy(r, unit), r[f"entropy_{unit}_se"]) for r in records]
     sampled = [f"{record['sampled_queries']} of {record['queries']}" for record in records]
     columns = [
         GridColumn("head", [head_name(record) for record in records], is_key=True),

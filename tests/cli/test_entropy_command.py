@@ -239,6 +239,8 @@ def test_a_sample_claims_nothing_of_rows_it_has_not_seen(run: Run) -> None:
     assert "6 of 16" in shown
     assert "estimated from the sampled rows" in shown
     assert "max logit of the sample" in shown
+    assert " ±?" in run("entropy", MINILM, "--group", "layers.1", "--sample-rows", 1).stdout
+    assert " ±?" not in shown
 
 
 @pytest.mark.parametrize(
