@@ -464,3 +464,15 @@ def test_examples_of_the_docstring() -> None:
     result = doctest.testmod(module, extraglobs={"attncli": attncli})
     assert result.attempted >= 4
     assert result.failed == 0
+
+
+def test_formulas_in_an_encoding_without_greek() -> None:
+    command = [sys.executable, "-m", "attncli", "variance", "--samples", "80"]
+    found = subprocess.run(
+        [*command, "--correlation", "0.5"],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert b"sigma^4(1 + rho^2(kappa-2))" in b" ".join(found.stdout.split())
+    assert b"?" not in found.stdout
