@@ -15,7 +15,7 @@ from attncli.attention.check.tolerance import Tolerance, tolerance_of
 from attncli.attention.check.variant import Variant, evaluate, parts_of, right_variant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from attncli.attention.options import AttentionOptions
     from attncli.attention.problem import Problem
@@ -40,6 +40,8 @@ class Comparison:
         actual, expected: the values there.
         rtol, atol: a cell passes where |actual − expected| ≤ atol + rtol·|expected|.
         explanation: what was found out about a failure, one sentence; None for a pass.
+        findings: what it is made of, beside the number of cells: what the shape and NaN say, and
+            where the mismatches sit.
         cells: number of cells compared.
         n_nan, n_posinf, n_neginf: what the candidate holds that is not finite.
         dtype: the narrowest dtype that holds the candidate's values; the tolerance is its.
@@ -61,6 +63,7 @@ class Comparison:
     rtol: float
     atol: float
     explanation: str | None
+    findings: tuple[str, ...]
     cells: int
     n_nan: int
     n_posinf: int
@@ -97,8 +100,12 @@ def compare_with(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    tell: Callable[[int], None] | None = None,
 ) -> list[Comparison]:
-    """The same against any variant of the problem."""
+    """The same against any variant of the problem.
+
+    `tell` hears of every query and head that is done, how many more.
+    """
     runs = [_Run.of(candidate, variant, rtol, atol) for candidate in candidates]
     with_output = any(run.candidate.target is Target.OUTPUT for run in runs)
     if runs:
@@ -114,6 +121,8 @@ def compare_with(
                     run.count_nonfinite(errors.actual)
                     run.sums.add(errors, part)
                     run.tally.add(errors, expected.empty, part)
+                if tell is not None:
+                    tell(expected.empty.numel())
     return [_finish(run, variant) for run in runs]
 
 
@@ -178,6 +187,7 @@ def _finish(run: _Run, variant: Variant) -> Comparison:
     if index is not None and candidate.target is Target.LOGSUMEXP:
         index = index[:-1]
     places = places_of(run.tally, variant.problem, real_queries(variant.problem))
+    findings = () if passed else _findings(run, variant, places)
     return Comparison(
         target=candidate.target,
         passed=passed,
@@ -191,7 +201,8 @@ def _finish(run: _Run, variant: Variant) -> Comparison:
         expected=expected,
         rtol=run.tolerance.rtol,
         atol=run.tolerance.atol,
-        explanation=None if passed else _explain(run, variant, places),
+        explanation=None if passed else "; ".join([_share(run), *findings]),
+        findings=findings,
         cells=sums.cells,
         n_nan=run.n_nan,
         n_posinf=run.n_posinf,
@@ -203,13 +214,18 @@ def _finish(run: _Run, variant: Variant) -> Comparison:
     )
 
 
-def _explain(run: _Run, variant: Variant, places: Places) -> str:
-    """What the shape, the broken rows and the places of the errors say, one sentence."""
+def _share(run: _Run) -> str:
     share = run.sums.mismatches / max(1, run.sums.cells)
-    said = [f"{run.sums.mismatches} of {run.sums.cells} cells are off ({share:.2%})"]
+    return f"{run.sums.mismatches} of {run.sums.cells} cells are off ({share:.2%})"
+
+
+def _findings(run: _Run, variant: Variant, places: Places) -> tuple[str, ...]:
+    """What the shape, the broken rows and the places of the errors say, a clause each."""
+    said = []
     if run.candidate.reading is not None:
-        said.insert(0, f"its shape is that of {run.candidate.reading}")
-        if run.sums.mismatches == 0:
-            said = [said[0] + ", and so read it is right"]
+        right = ", and so read it is right" if run.sums.mismatches == 0 else ""
+        said.append(f"its shape is that of {run.candidate.reading}{right}")
     said += why_broken(run.candidate, run.tally, variant)
-    return "; ".join([*said, *places.findings])
+    if said and run.sums.mismatches == run.n_nan + run.n_posinf + run.n_neginf > 0:
+        said.append("every finite cell is right")
+    return (*said, *places.findings)

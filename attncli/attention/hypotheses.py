@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,12 +12,18 @@ from attncli.attention.check.dropout import find_dropout
 from attncli.attention.check.evidence import Evidence, Verdict, gather, judge
 from attncli.attention.check.fitted import fitted_scale, other_value_heads
 from attncli.attention.check.half import judge_half
-from attncli.attention.check.mistakes import MISTAKES, TOGETHER, Alternative, Mistake
+from attncli.attention.check.mistakes import (
+    MISTAKES,
+    TOGETHER,
+    Alternative,
+    Mistake,
+    options_text,
+)
 from attncli.attention.check.variant import Variant, right_variant
 from attncli.attention.compare import Comparison, compare_with
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from attncli.attention.options import AttentionOptions
     from attncli.attention.problem import Problem
@@ -39,16 +45,25 @@ class Hypothesis:
 
     Attributes:
         name: "family:kind", as in the documented table.
-        options: command-line options that reproduce it; empty where there are none.
+        changes: the fields of `AttentionOptions` that reproduce it, None for one to be left out;
+            empty where no option does.
         max_abs_error: largest error of the candidates against it, over the rows it was tried on:
             all of them where it matches. inf where a cell is NaN or inf and should not be.
         matches: whether it explains every cell of every candidate.
+        explained: share of the squared error that it takes away, over the rows it was tried on:
+            1 for all of it, below 0 where it makes things worse; None where that says nothing.
     """
 
     name: str
-    options: str
+    changes: dict[str, Any] = field(default_factory=dict)
     max_abs_error: float
     matches: bool
+    explained: float | None = None
+
+    @property
+    def options(self) -> str:
+        """Command-line options that reproduce it, spelt out; empty where there are none."""
+        return options_text(self.changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +86,7 @@ def check(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    tell: Callable[[int], None] | None = None,
 ) -> Check:
     """Compare candidates with the reference and, where they fail, look for the mistake.
 
@@ -80,11 +96,12 @@ def check(
         candidates: from `read_candidate`.
         rtol: relative tolerance; None for that of the candidate's dtype.
         atol: absolute tolerance, likewise.
+        tell: hears of every query of every head that is compared, how many more.
     """
     base = right_variant(problem, options)
     if any(one.reading == "heads:averaged" for one in candidates):
         base = replace(base, heads_averaged=True)
-    compared = compare_with(base, candidates, rtol=rtol, atol=atol)
+    compared = compare_with(base, candidates, rtol=rtol, atol=atol, tell=tell)
     if all(comparison.passed for comparison in compared):
         return Check(tuple(compared), ())
     found = _find(base, tuple(candidates), compared, rtol, atol)
@@ -95,11 +112,12 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """A mistake with its best alternative."""
+    """A mistake with its best alternative, and how much of the error that takes away."""
 
     name: str
     alternative: Alternative
     verdict: Verdict
+    explained: float | None
 
 
 def _find(
@@ -115,8 +133,8 @@ def _find(
     prefix = "+".join(readings)
     if readings and all(comparison.mismatches == 0 for comparison in compared):
         largest = max(comparison.max_abs_error for comparison in compared)
-        return [Hypothesis(name=prefix, options="", max_abs_error=largest, matches=True)]
-    before = judge(base, evidence, evidence.sample)
+        return [Hypothesis(name=prefix, max_abs_error=largest, matches=True)]
+    before = evidence.before(evidence.sample)
     tried = [t for m in _single(evidence) if (t := _try(m, base, evidence)) is not None]
     explaining = _explaining(tried, evidence, before)
     if not explaining and _is_costly(base):
@@ -156,13 +174,16 @@ def _try(mistake: Mistake, variant: Variant, evidence: Evidence) -> _Tried | Non
     """The alternative of a mistake that explains most; None where it would change nothing."""
     best: _Tried | None = None
     for alternative in mistake.alternatives(variant):
-        verdict = judge(alternative.variant, evidence, evidence.glance)
-        if verdict.explains and evidence.glance is not evidence.sample:
-            verdict = judge(alternative.variant, evidence, evidence.sample)
+        rows = evidence.glance
+        verdict = judge(alternative.variant, evidence, rows)
+        if verdict.explains and rows is not evidence.sample:
+            rows = evidence.sample
+            verdict = judge(alternative.variant, evidence, rows)
         if not verdict.differs:
             continue
         if best is None or _order(verdict) < _order(best.verdict):
-            best = _Tried(mistake.name, alternative, verdict)
+            share = verdict.share_explained(evidence.before(rows))
+            best = _Tried(mistake.name, alternative, verdict, share)
     return best
 
 
@@ -200,9 +221,11 @@ def _as_hypotheses(
     return [
         Hypothesis(
             name=f"{prefix}+{one.name}" if prefix else one.name,
-            options=one.alternative.options,
+            # No option mends the order of the candidate's axes.
+            changes={} if prefix else one.alternative.changes,
             max_abs_error=confirmed.get(one.name, one).verdict.max_abs_error,
             matches=one.name in confirmed,
+            explained=one.explained,
         )
         for one in tried
     ]
@@ -218,7 +241,6 @@ def _special(
     return [
         Hypothesis(
             name=f"{prefix}+dropout" if prefix else "dropout",
-            options="",
             max_abs_error=dropout.verdict.max_abs_error,
             matches=dropout.verdict.explains and not explained,
         )
@@ -238,7 +260,6 @@ def _precision(base: Variant, evidence: Evidence, prefix: str) -> list[Hypothesi
         found.append(
             Hypothesis(
                 name=f"{prefix}+{name}" if prefix else name,
-                options="",
                 max_abs_error=verdict.max_abs_error,
                 matches=matches,
             )
@@ -262,8 +283,9 @@ def _both(first: Mistake, second: Mistake) -> Mistake:
     def alternatives(variant: Variant) -> Iterable[Alternative]:
         for one in first.alternatives(variant):
             for two in second.alternatives(one.variant):
-                options = " ".join(text for text in (one.options, two.options) if text)
-                yield Alternative(two.variant, options)
+                # Half of the way is no way: both have options, or there are none.
+                both = one.changes | two.changes if one.changes and two.changes else {}
+                yield Alternative(two.variant, both)
 
     return Mistake(f"{first.name}+{second.name}", alternatives)
 

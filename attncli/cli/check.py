@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
 
+from attncli.attention.options import Precision
 from attncli.cli.command import command
 from attncli.cli.options import FileOptions, ShapeOptions, WorkOptions, make_printer
 from attncli.errors import CheckFailedError, UsageError
@@ -70,7 +72,11 @@ def register(app: typer.Typer) -> None:
 
         The options say what should have been computed. A candidate that is off is tried against
         the classic mistakes: scale, causal corner, mask polarity, padding, soft cap, head
-        grouping, layout, precision. Exit 3 if it is off.
+        grouping, layout, precision; where one explains every cell, the command that verifies it
+        is printed. Exit 3 if it is off.
+
+        NDJSON and CSV hold one record per candidate, whose explanation names the mistake; all
+        mistakes that were tried are in the JSON document, under data.hypotheses.
         """
         from attncli.cli.inputs import load_groups
         from attncli.cli.problems import problem_of, warnings_of
@@ -82,9 +88,12 @@ def register(app: typer.Typer) -> None:
             raise UsageError(
                 "--group", f"expected one group, got {len(groups)}", "choose with --group NAME"
             )
-        read, problem = problem_of(groups[0], inputs, shape, work)
+        # The reference is float64 whatever the size, unless float32 is asked for.
+        auto = work.precision is Precision.AUTO
+        exact = replace(work, precision=Precision.FLOAT64) if auto else work
+        read, problem = problem_of(groups[0], inputs, shape, exact)
         printer.warn(warnings_of(groups[0], read, problem))
-        run = _Run(groups[0], read, problem, inputs, chosen, work, printer)
+        run = _Run(groups[0], read, problem, (inputs, shape, chosen, work), printer)
         if chosen.pair is not None:
             _run_pair(run, *next(iter(specs.items())))
         else:
@@ -98,10 +107,31 @@ class _Run:
     group: Any
     shape: Shape
     problem: Problem
-    inputs: FileOptions
-    chosen: CheckOptions
-    work: WorkOptions
+    given: tuple[FileOptions, ShapeOptions, CheckOptions, WorkOptions]
     printer: Printer
+
+    @property
+    def inputs(self) -> FileOptions:
+        return self.given[0]
+
+    @property
+    def chosen(self) -> CheckOptions:
+        return self.given[2]
+
+    @property
+    def work(self) -> WorkOptions:
+        return self.given[3]
+
+    def command(self, found: Hypothesis) -> list[str] | None:
+        """The words of the command that verifies a mistake; None where no option makes it."""
+        from attncli.cli.check_again import command_words, with_q_and_k_exchanged
+
+        changes = dict(found.changes)
+        if found.name == "qk:exchanged" and self.problem.kv_heads == self.problem.sizes.heads:
+            changes = with_q_and_k_exchanged(self.inputs)
+        if not changes:
+            return None
+        return command_words(self.given, changes, self.group.declared, self.problem)
 
     def read(self, target: str, spec: str) -> tuple[Candidate, Record]:
         """A candidate from a file, and what `inputs` says of it."""
@@ -117,9 +147,7 @@ class _Run:
     def params(self) -> Record:
         from attncli.cli.problems import params_record
 
-        record = params_record(self.group, self.shape, self.problem)
-        # The reference is float64, whatever the precision of other commands would be.
-        return record | {"compute_dtype": "float64"}
+        return params_record(self.group, self.shape, self.problem)
 
 
 def _specs(chosen: CheckOptions) -> dict[str, str]:
@@ -144,6 +172,7 @@ def _specs(chosen: CheckOptions) -> dict[str, str]:
 def _run_check(run: _Run, specs: dict[str, str]) -> None:
     from attncli.attention.hypotheses import check
     from attncli.cli.emit import emit
+    from attncli.cli.progress import progress
     from attncli.report.check import check_tables
     from attncli.report.records import CHECK
 
@@ -151,10 +180,18 @@ def _run_check(run: _Run, specs: dict[str, str]) -> None:
     for target, spec in specs.items():
         candidate, described[f"actual_{target}"] = run.read(target, spec)
         candidates.append(candidate)
-    found = check(
-        run.problem, run.shape.options, candidates, rtol=run.chosen.rtol, atol=run.chosen.atol
-    )
-    hypotheses = [_hypothesis_record(one) for one in found.hypotheses]
+    sizes = run.problem.sizes
+    rows = sizes.batch * sizes.heads * sizes.q_len
+    with progress(run.printer, rows, "comparing") as tell:
+        found = check(
+            run.problem,
+            run.shape.options,
+            candidates,
+            rtol=run.chosen.rtol,
+            atol=run.chosen.atol,
+            tell=tell,
+        )
+    hypotheses = [_hypothesis_record(one, run.command(one)) for one in found.hypotheses]
     emit(
         run.work.format,
         run.printer,
@@ -163,7 +200,7 @@ def _run_check(run: _Run, specs: dict[str, str]) -> None:
         records=[comparison_record(one) for one in found.comparisons],
         inputs=described,
         params=run.params,
-        show=lambda _: check_tables(found, run.problem, run.printer, run.work.digits),
+        show=lambda _: check_tables(found, run.problem, run.command, run.printer, run.work.digits),
         wrap=lambda records: {"records": records, "hypotheses": hypotheses},
     )
     _judge(found.comparisons)
@@ -205,7 +242,7 @@ def _run_pair(run: _Run, target: str, spec: str) -> None:
         inputs=inputs,
         params=run.params,
         show=lambda _: pair_tables(
-            found, (spec, str(run.chosen.pair)), run.printer, run.work.digits
+            found, run.problem, (spec, str(run.chosen.pair)), run.printer, run.work.digits
         ),
         wrap=lambda records: {"records": records, "hypotheses": [], "pair": between},
     )
@@ -226,12 +263,14 @@ def comparison_record(found: Comparison) -> Record:
     )
 
 
-def _hypothesis_record(found: Hypothesis) -> Record:
+def _hypothesis_record(found: Hypothesis, command: list[str] | None) -> Record:
     return {
         "name": found.name,
         "options": found.options or None,
         "max_abs_error": found.max_abs_error,
         "matches": found.matches,
+        "explained": found.explained,
+        "command": None if command is None else shlex.join(command),
     }
 
 

@@ -1,14 +1,15 @@
-"""`check` for eyes: verdict, errors, where they sit, and the mistakes that were tried."""
+"""`check` for eyes: the verdict, the command that verifies it, the errors and where they sit."""
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
-from attncli.report.grid import GridColumn, grid
+from attncli.report.grid import GridColumn, grid, text_width
 from attncli.report.stage_tables import heading, paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -18,98 +19,163 @@ if TYPE_CHECKING:
     from attncli.attention.problem import Problem
     from attncli.report.printer import Printer
 
-# Mistakes shown that do not explain the candidate, those that come nearest first.
-MOST_OTHERS = 8
+# Of the mistakes that do not explain a candidate, those that come nearest are listed.
+MOST_OTHERS = 5
+# One that takes away less of the squared error than this is no trace of anything.
+LEAST_SHARE = 0.2
 PLACES = ("batch", "head", "row", "column")
+# Off a terminal a command is one line, to be cut out by other programs.
+INDENT = "  "
 
 
 def check_tables(
-    found: Check, problem: Problem, printer: Printer, digits: int
+    found: Check,
+    problem: Problem,
+    command: Callable[[Hypothesis], list[str] | None],
+    printer: Printer,
+    digits: int,
 ) -> Iterator[RenderableType]:
-    """The verdict on every candidate, then the mistakes that explain it, then those that do not."""
-    for comparison in found.comparisons:
-        yield from _verdict(comparison, printer, digits)
+    """The verdict on every candidate, the mistakes that explain it, then its errors.
+
+    Args:
+        found: what was found.
+        problem: what the candidates were computed from.
+        command: the words of the command that verifies a mistake, None where there is none.
+        printer: where it goes.
+        digits: decimals of values.
+    """
     matching = [one for one in found.hypotheses if one.matches]
+    for comparison in found.comparisons:
+        yield heading(_verdict(comparison, matching), printer)
     for one in matching:
-        options = f" if {one.options}" if one.options else ""
-        yield heading(f"matches{options}: {one.name}", printer)
-        yield f"  largest error then {one.max_abs_error:.3g}"
-    if found.hypotheses and not matching:
-        yield paragraph(
-            "none of the classic mistakes explains it, alone or in pairs; the nearest:", printer
-        )
-    others = sorted(
-        (one for one in found.hypotheses if not one.matches), key=lambda one: one.max_abs_error
-    )
-    if others:
+        yield from _explanation(one, command(one), printer)
+    for comparison in found.comparisons:
         yield ""
-        yield _hypothesis_table(others[:MOST_OTHERS], printer)
-        if len(others) > MOST_OTHERS:
-            yield f"… {len(others) - MOST_OTHERS} more were tried: --format json has them all"
+        if len(found.comparisons) > 1:
+            yield heading(str(comparison.target), printer)
+        yield from _errors(comparison, printer, digits)
+    if not found.passed:
+        yield from _others(found, bool(matching), printer)
     yield ""
-    yield from _notes(problem, printer)
+    yield paragraph(_reference(problem), printer)
 
 
 def pair_tables(
-    found: Pair, names: tuple[str, str], printer: Printer, digits: int
+    found: Pair, problem: Problem, names: tuple[str, str], printer: Printer, digits: int
 ) -> Iterator[RenderableType]:
-    """Each candidate against the reference, then against each other."""
-    for comparison, name in zip((found.first, found.second), names, strict=True):
-        yield heading(name, printer)
-        yield from _verdict(comparison, printer, digits)
-    closer = "they are equally close" if found.closer is None else names[found.closer - 1]
+    """Which of two candidates is closer, each against the reference, and where they part."""
+    closer = "both are equally close" if found.closer is None else names[found.closer - 1]
     yield heading(f"closer to the reference: {closer}", printer)
-    yield (
-        f"  between them: largest difference {found.max_abs_error:.6g}, rms {found.rms_error:.6g}, "
-        f"{found.mismatches} cells part by more than both tolerances"
-    )
+    for comparison, name in zip((found.first, found.second), names, strict=True):
+        yield ""
+        word = "right" if comparison.passed else "OFF"
+        yield heading(f"{name} ({comparison.target}): {word}", printer)
+        yield from _errors(comparison, printer, digits)
+    yield ""
+    yield heading("between them", printer)
+    cells = found.first.cells
+    yield _line("part", f"{found.mismatches} of {cells} cells, by more than both tolerances")
+    cosine = "–" if found.cosine is None else f"{found.cosine:.9g}"
+    size = f"max abs {found.max_abs_error:.4g}, rms {found.rms_error:.4g}, cosine {cosine}"
+    yield _line("difference", size)
+    if found.worst_index is not None and found.values is not None and found.max_abs_error:
+        one, two = (f"{value:.{digits + 2}g}" for value in found.values)
+        yield _line("most at", f"{_at(found.worst_index)}: {one} and {two}")
     if found.first_part is not None:
-        yield f"  they part first at {_at(found.first_part)}"
+        yield _line("first at", _at(found.first_part))
     for finding in found.places.findings:
         yield paragraph(finding, printer, lead="→ ")
-
-
-def _verdict(found: Comparison, printer: Printer, digits: int) -> Iterator[RenderableType]:
-    word = "right" if found.passed else "OFF"
-    dtype = str(found.dtype).removeprefix("torch.")
-    yield heading(f"{found.target}: {word}", printer)
-    yield (
-        f"  {found.mismatches} of {found.cells} cells beyond {found.atol:.3g} + "
-        f"{found.rtol:.3g}·|expected| (what honest {dtype} may be off)"
-    )
-    cosine = "–" if found.cosine is None else f"{found.cosine:.9g}"
-    yield (
-        f"  max abs error {found.max_abs_error:.4g}, max rel {found.max_rel_error:.4g}, "
-        f"rms {found.rms_error:.4g}, cosine {cosine}"
-    )
-    if found.worst_index is not None and found.max_abs_error:
-        yield (
-            f"  worst at {_at(found.worst_index)}: actual {found.actual:.{digits + 2}g}, "
-            f"expected {found.expected:.{digits + 2}g}"
-        )
-    if found.explanation is not None:
-        for part in found.explanation.split("; "):
-            yield paragraph(part, printer, lead="→ ")
     yield ""
+    yield paragraph(_reference(problem), printer)
 
 
-def _hypothesis_table(found: Sequence[Hypothesis], printer: Printer) -> RenderableType:
+def _verdict(found: Comparison, matching: Sequence[Hypothesis]) -> str:
+    if found.passed:
+        return f"{found.target}: right"
+    if not matching:
+        return f"{found.target}: OFF"
+    return f"{found.target}: OFF, explained by {' or '.join(one.name for one in matching)}"
+
+
+def _explanation(
+    found: Hypothesis, words: list[str] | None, printer: Printer
+) -> Iterator[RenderableType]:
+    """How far off it still is with the mistake, and the command that shows it."""
+    from rich.text import Text
+
+    options = f" ({found.options})" if found.options else ""
+    yield f"{INDENT}{found.name}{options}: largest error left {found.max_abs_error:.3g}"
+    if words is not None:
+        yield Text("\n".join(_command_lines(words, printer)))
+
+
+def _command_lines(words: Sequence[str], printer: Printer) -> list[str]:
+    """A command in lines that a shell reads as one, each within the terminal's width."""
+    lines = [INDENT + "$"]
+    for word in map(shlex.quote, words):
+        if text_width(lines[-1]) + text_width(word) + 3 > printer.width:
+            lines[-1] += " \\"
+            lines.append(INDENT + " ")
+        lines[-1] += " " + word
+    return lines
+
+
+def _errors(found: Comparison, printer: Printer, digits: int) -> Iterator[RenderableType]:
+    share = f" ({found.mismatches / found.cells:.2%})" if found.mismatches else ""
+    dtype = str(found.dtype).removeprefix("torch.")
+    yield _line("cells off", f"{found.mismatches} of {found.cells}{share}")
+    yield _line("allowed", f"{found.atol:.3g} + {found.rtol:.3g}·|expected| ({dtype})")
+    cosine = "–" if found.cosine is None else f"{found.cosine:.9g}"
+    yield _line(
+        "errors",
+        f"max abs {found.max_abs_error:.4g}, max rel {found.max_rel_error:.4g}, "
+        f"rms {found.rms_error:.4g}, cosine {cosine}",
+    )
+    if found.worst_index is not None and (found.max_abs_error or found.mismatches):
+        actual, expected = (f"{x:.{digits + 2}g}" for x in (found.actual, found.expected))
+        yield _line("worst at", f"{_at(found.worst_index)}: {actual}, expected {expected}")
+    for part in found.findings:
+        yield paragraph(part, printer, lead="→ ")
+
+
+def _line(name: str, text: str) -> str:
+    return f"{INDENT}{name:<11}{text}"
+
+
+def _others(found: Check, explained: bool, printer: Printer) -> Iterator[RenderableType]:
+    """What was tried in vain: how many mistakes, and those that leave a trace."""
+    others = [one for one in found.hypotheses if not one.matches]
+    if explained or not others:
+        return
+    yield ""
+    near = sorted(
+        (one for one in others if (one.explained or 0.0) >= LEAST_SHARE),
+        key=lambda one: -(one.explained or 0.0),
+    )
+    said = f"none of the {len(others)} mistakes tried explains it, alone or in pairs"
+    yield paragraph(said + ("; the nearest:" if near else ", nor comes near"), printer)
+    if near:
+        yield _near_table(near[:MOST_OTHERS], printer)
+
+
+def _near_table(found: Sequence[Hypothesis], printer: Printer) -> RenderableType:
     return grid(
         [
-            GridColumn("tried, does not match", [one.name for one in found], True, True),
-            GridColumn("max abs error", [f"{one.max_abs_error:.4g}" for one in found]),
+            GridColumn(INDENT + " mistake", [INDENT + " " + o.name for o in found], True, True),
+            GridColumn("explains", [f"{one.explained or 0.0:.0%}" for one in found]),
+            GridColumn("max abs error left", [f"{one.max_abs_error:.4g}" for one in found]),
             GridColumn("reproduce with", [one.options or "–" for one in found], True),
         ],
         printer,
     )
 
 
-def _notes(problem: Problem, printer: Printer) -> Iterator[RenderableType]:
+def _reference(problem: Problem) -> str:
     sizes = problem.sizes
-    yield paragraph(
-        f"reference: float64, scale {problem.scale:.6g}, B={sizes.batch} H={sizes.heads} "
-        f"S_q={sizes.q_len} S_k={sizes.k_len} d_k={problem.dk}",
-        printer,
+    dtype = str(problem.dtype).removeprefix("torch.")
+    return (
+        f"reference: {dtype}, scale {problem.scale:.6g}, B={sizes.batch} H={sizes.heads} "
+        f"S_q={sizes.q_len} S_k={sizes.k_len} d_k={problem.dk}"
     )
 
 

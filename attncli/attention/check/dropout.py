@@ -80,7 +80,7 @@ def find_dropout(variant: Variant, evidence: Evidence) -> Dropout | None:
         counts.mismatches = max(1, counts.mismatches)
     return Dropout(
         probability,
-        Verdict(counts.max_abs, counts.mismatches, (0.0,), differs=True, cells=counts.cells),
+        Verdict(counts.max_abs, counts.mismatches, (0.0,), (), differs=True, cells=counts.cells),
     )
 
 

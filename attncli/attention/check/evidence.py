@@ -52,6 +52,7 @@ class Verdict:
             should not be.
         mismatches: cells beyond the tolerance.
         rms: for each candidate, √ of the mean squared error in units of its tolerance `atol`.
+        errors: for each candidate, √ of the mean squared error.
         differs: whether the variant differs from what is right by more than the tolerance.
         cells: cells compared.
     """
@@ -59,8 +60,19 @@ class Verdict:
     max_abs_error: float
     mismatches: int
     rms: tuple[float, ...]
+    errors: tuple[float, ...]
     differs: bool
     cells: int
+
+    def share_explained(self, before: Verdict) -> float | None:
+        """How much of the squared error on the same rows is gone, at most 1, below 0 for more.
+
+        The mean over the candidates; None where one of them had no error.
+        """
+        pairs = list(zip(self.errors, before.errors, strict=True))
+        if not all(old > 0 and math.isfinite(new) for new, old in pairs):
+            return None
+        return math.fsum(1 - (new / old) ** 2 for new, old in pairs) / max(1, len(pairs))
 
     @property
     def explains(self) -> bool:
@@ -94,6 +106,13 @@ class Evidence:
     sizes: RowSizes
     # What is right for the parts of the sample: every mistake is held against it.
     _right: dict[tuple[int, ...], Expected] = field(init=False, default_factory=dict, repr=False)
+    _before: dict[int, Verdict] = field(init=False, default_factory=dict, repr=False)
+
+    def before(self, rows: tuple[RowSample, ...]) -> Verdict:
+        """How far the candidates are off on one of the samples without any mistake, found once."""
+        if id(rows) not in self._before:
+            self._before[id(rows)] = judge(self.base, self, rows)
+        return self._before[id(rows)]
 
     def right(self, part: Part) -> Expected:
         """What is right for a part of the sample, computed once."""
@@ -173,6 +192,7 @@ def judge(variant: Variant, evidence: Evidence, rows: Iterable[RowSample] | None
             tally.rms / tolerance.atol if tolerance.atol else tally.rms
             for tally, tolerance in zip(tallies, tolerances, strict=True)
         ),
+        errors=tuple(tally.rms for tally in tallies),
         differs=any(tally.differs for tally in tallies) or variant.misread is not None,
         cells=sum(tally.cells for tally in tallies),
     )

@@ -80,7 +80,7 @@ def _misfit_of_value_heads(
 
 
 def _as_option(variant: Variant) -> Alternative:
-    return Alternative(variant, f"--scale {variant.problem.scale!r}")
+    return Alternative(variant, {"scale": variant.problem.scale})
 
 
 def _refine(variant: Variant, evidence: Evidence, start: float, unit: float) -> float | None:

@@ -86,7 +86,7 @@ def judge_half(variant: Variant, evidence: Evidence, dtype: torch.dtype) -> Verd
         )
         sums = by_size and keeping is Keeping.SUMS
         matches = matches or all(_is_one_of(r) or (sums and _of_that_size(r)) for r in found)
-    return Verdict(largest, 0 if matches else cells, (0.0,), differs=True, cells=cells)
+    return Verdict(largest, 0 if matches else cells, (0.0,), (), differs=True, cells=cells)
 
 
 def _holds_half(tensor: torch.Tensor) -> bool:

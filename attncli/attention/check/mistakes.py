@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from attncli.attention.check.misreadings import misread_input, misread_output, misread_packing
 from attncli.attention.check.variant import SoftmaxOver, Variant
+from attncli.attention.options import MaskTrue
 
 if TYPE_CHECKING:
     from attncli.attention.problem import Problem
@@ -26,11 +27,40 @@ class Alternative:
 
     Attributes:
         variant: attention as it was then computed.
-        options: the command-line options that reproduce it; empty where there are none.
+        changes: the fields of `AttentionOptions` that reproduce it, None for one to be left out;
+            empty where no option does.
     """
 
     variant: Variant
-    options: str = ""
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def options(self) -> str:
+        """The changes as the command line spells them; empty where there are none."""
+        return options_text(self.changes)
+
+
+def options_text(changes: dict[str, Any]) -> str:
+    """Changed options as the command line spells them, those to be left out last."""
+    given = [
+        " ".join(option_words(name, value)) for name, value in changes.items() if value is not None
+    ]
+    left_out = [option_name(name) for name, value in changes.items() if value is None]
+    return " ".join([*given, *(["without", *left_out] if left_out else [])])
+
+
+def option_words(name: str, value: Any) -> list[str]:
+    """One field of `AttentionOptions` as words of the command line."""
+    if isinstance(value, bool):
+        return [option_name(name) if value else option_name(f"no_{name}")]
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    return [option_name(name), repr(value) if isinstance(value, float) else str(value)]
+
+
+def option_name(name: str) -> str:
+    """The option that sets a field."""
+    return "--" + name.replace("_", "-")
 
 
 Alternatives = Callable[[Variant], Iterable[Alternative]]
@@ -60,7 +90,7 @@ def _scale(of: Callable[[Problem], float | None]) -> Alternatives:
     def alternatives(variant: Variant) -> Iterator[Alternative]:
         value = of(variant.problem)
         if value is not None and value != variant.problem.scale:
-            yield Alternative(variant.with_problem(scale=value), f"--scale {value!r}")
+            yield Alternative(variant.with_problem(scale=value), {"scale": value})
 
     return alternatives
 
@@ -77,15 +107,17 @@ def _without(*names: str) -> Alternatives:
     def alternatives(variant: Variant) -> Iterator[Alternative]:
         used = [name for name in names if getattr(variant.options, name) not in (None, False)]
         if used:
-            options = "without " + " ".join("--" + name.replace("_", "-") for name in used)
-            yield Alternative(variant.with_options(**dict.fromkeys(names)), options)
+            yield Alternative(variant.with_options(**dict.fromkeys(names)), dict.fromkeys(used))
 
     return alternatives
 
 
 def _no_causal(variant: Variant) -> Iterator[Alternative]:
     if variant.options.causal:
-        yield Alternative(variant.with_options(causal=False, prefix=None), "--no-causal")
+        changes: dict[str, Any] = {"causal": False}
+        if variant.options.prefix is not None:  # which makes no sense without --causal
+            changes["prefix"] = None
+        yield Alternative(variant.with_options(**changes), changes)
 
 
 def _offset(of: Callable[[int, int], int]) -> Alternatives:
@@ -99,10 +131,8 @@ def _offset(of: Callable[[int, int], int]) -> Alternatives:
         old = [int(position) for position in offset]
         new = tuple(of(position, corner) for position in old)
         if list(new) != old:
-            yield Alternative(
-                variant.with_options(query_offset=new),
-                "--query-offset " + ",".join(map(str, dict.fromkeys(new) if _alike(new) else new)),
-            )
+            told = new[0] if _alike(new) else new
+            yield Alternative(variant.with_options(query_offset=new), {"query_offset": told})
 
     return alternatives
 
@@ -123,8 +153,7 @@ def _window(by: int) -> Alternatives:
         both = [tuple(sizes)] if len(sizes) == 2 else []
         for names in [(name,) for name in sizes] + both:
             changes = {name: sizes[name] + by for name in names}
-            options = " ".join(f"--{n.replace('_', '-')} {v}" for n, v in changes.items())
-            yield Alternative(variant.with_options(**changes), options)
+            yield Alternative(variant.with_options(**changes), changes)
 
     return alternatives
 
@@ -135,7 +164,7 @@ def _mask(**changes: Any) -> Alternatives:
     def alternatives(variant: Variant) -> Iterator[Alternative]:
         if variant.options.attn_mask is not None:
             mask = replace(variant.problem.mask, **changes)
-            yield Alternative(variant.with_problem(mask=mask), "without --attn-mask")
+            yield Alternative(variant.with_problem(mask=mask), {"attn_mask": None})
 
     return alternatives
 
@@ -144,8 +173,8 @@ def _mask_inverted(variant: Variant) -> Iterator[Alternative]:
     mask = variant.problem.mask
     if mask.allowed is not None:
         inverted = replace(mask, allowed_value=not mask.allowed_value)
-        meaning = "keep" if inverted.allowed_value else "drop"
-        yield Alternative(variant.with_problem(mask=inverted), f"--mask-true {meaning}")
+        meaning = MaskTrue.KEEP if inverted.allowed_value else MaskTrue.DROP
+        yield Alternative(variant.with_problem(mask=inverted), {"mask_true": meaning})
 
 
 def _mask_as_boolean(variant: Variant) -> Iterator[Alternative]:
@@ -197,7 +226,7 @@ def _softcap(**changes: Any) -> Alternatives:
         if variant.problem.softcap is None:
             return
         if "softcap" in changes:
-            yield Alternative(variant.with_problem(**changes), "without --softcap")
+            yield Alternative(variant.with_problem(**changes), {"softcap": None})
         else:
             yield Alternative(replace(variant, **changes))
 
@@ -218,7 +247,7 @@ def _softmax(*over: SoftmaxOver) -> Alternatives:
 def _no_sinks(variant: Variant) -> Iterator[Alternative]:
     """Sinks left out; to renormalise after dropping their column comes to the same."""
     if variant.problem.sinks is not None:
-        yield Alternative(variant.with_problem(sinks=None), "without --sinks")
+        yield Alternative(variant.with_problem(sinks=None), {"sinks": None})
 
 
 def _heads_tiled(variant: Variant) -> Iterator[Alternative]:

@@ -157,7 +157,8 @@ def _largest_bias(problem: Problem) -> float:
     if mask.slopes is not None and len(mask.slopes):
         found += min(_FAR_BELOW, float(mask.slopes.max()) * problem.sizes.k_len)
     if problem.sinks is not None:
-        found += float(problem.sinks.abs().max())
+        sinks = torch.where(problem.sinks > _MINUS_A_LOT, problem.sinks.abs(), 0.0)
+        found += float(sinks.max()) if len(sinks) else 0.0
     return found
 
 
