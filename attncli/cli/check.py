@@ -16,6 +16,8 @@ from attncli.cli.options import FileOptions, ShapeOptions, WorkOptions, make_pri
 from attncli.errors import CheckFailedError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from attncli.attention.check.candidate import Candidate
     from attncli.attention.compare import Comparison
     from attncli.attention.hypotheses import Hypothesis
@@ -203,7 +205,7 @@ def _run_check(run: _Run, specs: dict[str, str]) -> None:
         show=lambda _: check_tables(found, run.problem, run.command, run.printer, run.work.digits),
         wrap=lambda records: {"records": records, "hypotheses": hypotheses},
     )
-    _judge(found.comparisons)
+    _judge(found.comparisons, [one.name for one in found.hypotheses if one.matches])
 
 
 def _run_pair(run: _Run, target: str, spec: str) -> None:
@@ -274,16 +276,22 @@ def _hypothesis_record(found: Hypothesis, command: list[str] | None) -> Record:
     }
 
 
-def _judge(comparisons: tuple[Comparison, ...]) -> None:
+def _judge(comparisons: Iterable[Comparison], mistakes: Sequence[str] = ()) -> None:
     """Fail if a candidate is off.
 
     Raises:
-        CheckFailedError: naming the first that is, and why.
+        CheckFailedError: naming the first that is, and the mistakes that explain it.
     """
+    advice = f"explained by {' or by '.join(mistakes)}" if mistakes else ""
     for found in comparisons:
         if not found.passed:
-            raise CheckFailedError(
-                f"--actual-{found.target}",
-                f"expected the reference within {found.atol:.3g} + {found.rtol:.3g}·|expected|, "
-                f"got {found.mismatches} of {found.cells} cells beyond it",
-            )
+            raise CheckFailedError(f"--actual-{found.target}", _failure(found), advice)
+
+
+def _failure(found: Comparison) -> str:
+    if not found.mismatches:  # the order of its axes alone is wrong
+        return f"expected the axes of the reference, got {'; '.join(found.findings)}"
+    return (
+        f"expected the reference within {found.atol:.3g} + {found.rtol:.3g}·|expected|, "
+        f"got {found.mismatches} of {found.cells} cells beyond it"
+    )

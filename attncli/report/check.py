@@ -83,8 +83,8 @@ def pair_tables(
         yield _line("most at", f"{_at(found.worst_index)}: {one} and {two}")
     if found.first_part is not None:
         yield _line("first at", _at(found.first_part))
-    for finding in found.places.findings:
-        yield paragraph(finding, printer, lead="→ ")
+    if found.places.findings:
+        yield _line("where", ", ".join(found.places.findings))
     yield ""
     yield paragraph(_reference(problem), printer)
 
@@ -134,8 +134,10 @@ def _errors(found: Comparison, printer: Printer, digits: int) -> Iterator[Render
     if found.worst_index is not None and (found.max_abs_error or found.mismatches):
         actual, expected = (f"{x:.{digits + 2}g}" for x in (found.actual, found.expected))
         yield _line("worst at", f"{_at(found.worst_index)}: {actual}, expected {expected}")
-    for part in found.findings:
-        yield paragraph(part, printer, lead="→ ")
+    if found.places.findings:
+        yield _line("where", ", ".join(found.places.findings))
+    for finding in found.findings[: len(found.findings) - len(found.places.findings)]:
+        yield paragraph(finding, printer, lead="→ ")
 
 
 def _line(name: str, text: str) -> str:
