@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from attncli.attention.crew import in_threads
 from attncli.attention.sides import TILE_ROWS, Side
-from attncli.attention.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

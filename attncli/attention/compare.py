@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["Candidate", "Comparison", "Target", "compare", "read_candidate"]
 
 
+_FINITE_RIGHT = "every finite cell is right"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """One candidate against what is right.
@@ -72,6 +75,11 @@ class Comparison:
     reading: str | None
     places: Places
     off: torch.Tensor = field(repr=False, compare=False)
+
+    @property
+    def finite_is_right(self) -> bool:
+        """Whether nothing is wrong but NaN and inf in the candidate, or nothing at all."""
+        return self.mismatches == 0 or _FINITE_RIGHT in self.findings
 
 
 def compare(
@@ -227,5 +235,5 @@ def _findings(run: _Run, variant: Variant, places: Places) -> tuple[str, ...]:
         said.append(f"its shape is that of {run.candidate.reading}{right}")
     said += why_broken(run.candidate, run.tally, variant)
     if said and run.sums.mismatches == run.n_nan + run.n_posinf + run.n_neginf > 0:
-        said.append("every finite cell is right")
+        said.append(_FINITE_RIGHT)
     return (*said, *places.findings)

@@ -26,7 +26,7 @@ def share_out(
     function: Callable[[Work, Tool], Result],
     pieces: Sequence[Work],
     make_tool: Callable[[], Tool],
-    device: torch.device,
+    workers: int,
 ) -> Iterator[Result]:
     """Results of the function for each piece, in their order.
 
@@ -34,28 +34,26 @@ def share_out(
         function: what to do with a piece; it may change its tool.
         pieces: independent of each other.
         make_tool: makes what one thread works with.
-        device: on CPUs as many threads work as torch would use; elsewhere one queues the work.
+        workers: how many threads work, as `one_torch_thread` gives it.
     """
-    workers = torch.get_num_threads() if device.type == "cpu" else 1
     workers = min(workers, len(pieces))
-    with _one_torch_thread(device):
-        if workers <= 1:
-            tool = make_tool()
-            yield from [function(piece, tool) for piece in pieces]
-            return
-        tools: queue.SimpleQueue[Tool] = queue.SimpleQueue()
-        for _ in range(workers):
-            tools.put(make_tool())
+    if workers <= 1:
+        tool = make_tool()
+        yield from [function(piece, tool) for piece in pieces]
+        return
+    tools: queue.SimpleQueue[Tool] = queue.SimpleQueue()
+    for _ in range(workers):
+        tools.put(make_tool())
 
-        def work(piece: Work) -> Result:
-            torch.set_num_threads(1)
-            tool = tools.get()
-            try:
-                return function(piece, tool)
-            finally:
-                tools.put(tool)
+    def work(piece: Work) -> Result:
+        torch.set_num_threads(1)
+        tool = tools.get()
+        try:
+            return function(piece, tool)
+        finally:
+            tools.put(tool)
 
-        yield from _in_pool(work, pieces, workers)
+    yield from _in_pool(work, pieces, workers)
 
 
 def _in_pool(
@@ -69,14 +67,30 @@ def _in_pool(
 
 
 @contextmanager
-def _one_torch_thread(device: torch.device) -> Iterator[None]:
-    """Keep torch from splitting operations, and give it back its threads afterwards."""
+def one_torch_thread(device: torch.device) -> Iterator[int]:
+    """Keep torch from splitting operations, and give it back its threads afterwards.
+
+    Gives the number of threads that may work instead: as many as torch would have used on CPUs;
+    elsewhere one queues the work. Small operations on a busy machine take a hundred times as long
+    where torch splits them, so this holds for what comes before and after the tiles as well.
+    """
     before = torch.get_num_threads()
     if device.type != "cpu" or before == 1:
-        yield
+        yield 1
         return
     torch.set_num_threads(1)
     try:
-        yield
+        yield before
     finally:
         torch.set_num_threads(before)
+
+
+def in_threads(
+    work: Callable[[int, int], Result], bounds: Sequence[tuple[int, int]]
+) -> list[Result]:
+    """The results of work on each pair of bounds, in order, a thread each on CPUs.
+
+    How many threads there are changes no result.
+    """
+    with one_torch_thread(torch.device("cpu")) as workers:
+        return list(share_out(lambda pair, _: work(*pair), bounds, lambda: None, workers))

@@ -47,6 +47,7 @@ class HeadGroup:
         places: the same in the dtype of arithmetic, exact wherever there are keys nearby.
         by_interval: whether the intervals alone say which cells are visible.
         guarded: whether logits may be NaN or infinite, so that each tile has to be looked at.
+        workers: how many threads share the rows.
     """
 
     batch: int
@@ -70,6 +71,7 @@ class HeadGroup:
     places: torch.Tensor | None
     by_interval: bool
     guarded: bool
+    workers: int = 1
 
     @property
     def dtype(self) -> torch.dtype:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from attncli.attention.crew import one_torch_thread
 from attncli.attention.labels import LabelScores, Thresholds, choose_label, score_labels
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ def head_statistics(rows: HeadRows, thresholds: Thresholds | None = None) -> Hea
         rows: as `stream_rows` yields them.
         thresholds: of the labels.
     """
+    with one_torch_thread(rows.keys.device):
+        return _head_statistics(rows, thresholds)
+
+
+def _head_statistics(rows: HeadRows, thresholds: Thresholds | None) -> HeadStatistics:
     scores = score_labels(rows)
     label, label_score = choose_label(scores, thresholds)
     means = {name: _mean(values) for name, values in row_columns(rows).items()}

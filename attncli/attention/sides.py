@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attncli.attention.threads import in_threads
+from attncli.attention.crew import in_threads
 
 # Rows read, cast and centred at a time: 8192 × 128 float32 are 4 MiB.
 TILE_ROWS = 8192

@@ -81,7 +81,7 @@ def find_shares(group: HeadGroup, rows: RowStatistics, sink_keys: int, local_win
         return _band(group, block, local_window, work)
 
     bands = share_out(
-        band_of, list(_narrow_blocks(group)), lambda: Workspace.of(group), group.device
+        band_of, list(_narrow_blocks(group)), lambda: Workspace.of(group), group.workers
     )
     nothing = group.keys.new_empty(len(group.heads), 0, 2 * local_window + 1)
     band = torch.cat([nothing, *bands], 1)  # (G, R, 2·window + 1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from attncli.attention.crew import share_out
+from attncli.attention.crew import one_torch_thread, share_out
 from attncli.attention.head_group import make_group, top_key_of
 from attncli.attention.intervals import RowBlock, as_intervals, row_blocks
 from attncli.attention.row_statistics import RowStatistics, concatenate, finish_rows
@@ -143,8 +143,10 @@ def stream_rows(
     for batch in range(problem.sizes.batch):
         chosen = np.arange(mask.real_queries(batch)) if queries is None else queries[batch]
         for heads in _head_ranges(problem, len(chosen)):
-            group = make_group(problem, mask, moved, batch, heads, chosen, wanted.output)
-            yield from _stream_group(group, wanted, advance)
+            with one_torch_thread(problem.device) as workers:
+                group = make_group(problem, mask, moved, batch, heads, chosen, wanted.output)
+                found = _of_group(replace(group, workers=workers), wanted, advance)
+            yield from found
 
 
 def planned_cells(problem: Problem, wanted: Wanted | None = None) -> int:
@@ -172,9 +174,9 @@ def _head_ranges(problem: Problem, rows: int) -> Iterator[range]:
         yield range(start, min(start + step, problem.sizes.heads))
 
 
-def _stream_group(
+def _of_group(
     group: HeadGroup, wanted: Wanted, advance: Callable[[int], None] | None
-) -> Iterator[HeadRows]:
+) -> list[HeadRows]:
     """All that is wanted of some heads."""
     broken = None
     if group.values is not None and not bool(torch.isfinite(group.values).all()):
@@ -186,8 +188,7 @@ def _stream_group(
         add_broken_values(group, blocks, rows, broken)
     received = _all_mass(group, blocks, rows, advance) if wanted.per_key else None
     shares = find_shares(group, rows, wanted.sink_keys, wanted.local_window)
-    for index in range(len(group.heads)):
-        yield _of_head(group, index, rows, shares, received)
+    return [_of_head(group, index, rows, shares, received) for index in range(len(group.heads))]
 
 
 def _all_rows(
@@ -240,7 +241,7 @@ def _all_mass(
 def _each(
     group: HeadGroup, function: Callable[[RowBlock, Workspace], Result], blocks: list[RowBlock]
 ) -> Iterator[Result]:
-    return share_out(function, blocks, lambda: Workspace.of(group), group.device)
+    return share_out(function, blocks, lambda: Workspace.of(group), group.workers)
 
 
 def _of_head(

@@ -51,7 +51,8 @@ class Verdict:
         max_abs_error: largest finite error of any candidate; inf where a cell is NaN or inf and
             should not be.
         mismatches: cells beyond the tolerance.
-        rms: for each candidate, √ of the mean squared error in units of its tolerance `atol`.
+        rms: for each candidate, √ of the mean squared error, in units of what its tolerance
+            allows a cell of typical size.
         errors: for each candidate, √ of the mean squared error.
         differs: whether the variant differs from what is right by more than the tolerance.
         cells: cells compared.
@@ -189,7 +190,9 @@ def judge(variant: Variant, evidence: Evidence, rows: Iterable[RowSample] | None
         max_abs_error=max((tally.max_abs for tally in tallies), default=0.0),
         mismatches=sum(tally.mismatches for tally in tallies),
         rms=tuple(
-            tally.rms / tolerance.atol if tolerance.atol else tally.rms
+            tally.rms / allowed
+            if (allowed := tolerance.atol + tolerance.rtol * tally.typical)
+            else tally.rms
             for tally, tolerance in zip(tallies, tolerances, strict=True)
         ),
         errors=tuple(tally.rms for tally in tallies),
@@ -222,6 +225,7 @@ class _Tally:
     mismatches: int = 0
     max_abs: float = 0.0
     squares: float = 0.0
+    expected_squares: float = 0.0
     differs: bool = False
 
     def add(
@@ -243,6 +247,8 @@ class _Tally:
             self.max_abs = max(self.max_abs, float(errors.error.max()))
             kept = torch.where(torch.isinf(errors.error), 0.0, errors.error)
             self.squares += float((kept * kept).sum())
+            size = expected.to(torch.float64).nan_to_num(0.0, 0.0, 0.0)
+            self.expected_squares += float((size * size).sum())
         if not self.differs and right is not None:
             right_cells = of_target(right, target)
             other = errors_of(target, expected, right_cells, tolerance, right.empty)
@@ -251,6 +257,11 @@ class _Tally:
     @property
     def rms(self) -> float:
         return math.sqrt(self.squares / self.cells) if self.cells else 0.0
+
+    @property
+    def typical(self) -> float:
+        """√ of the mean square of what was expected."""
+        return math.sqrt(self.expected_squares / self.cells) if self.cells else 0.0
 
 
 def _as_read(candidate: Candidate, variant: Variant) -> torch.Tensor:

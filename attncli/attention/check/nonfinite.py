@@ -25,11 +25,22 @@ def why_broken(candidate: Candidate, tally: Tally, variant: Variant) -> list[str
         variant: what it was compared with.
     """
     broken = tally.broken
+    if bool(tally.mended.any()):
+        mended = f"finite in {int(tally.mended.sum())} rows where NaN or inf of the inputs"
+        return [
+            f"{mended} makes the reference NaN or inf",
+            *_why(broken, candidate, tally, variant),
+        ]
+    return _why(broken, candidate, tally, variant)
+
+
+def _why(broken: torch.Tensor, candidate: Candidate, tally: Tally, variant: Variant) -> list[str]:
+    """Clauses on the rows that are broken in the candidate alone."""
     count = int(broken.sum())
     if not count:
         return []
     first = tuple(broken.nonzero()[0].tolist())
-    said = [f"NaN or inf in {count} rows, the first (batch, head, row) {first}"]
+    said = [f"NaN or inf in {count} row{'s' * (count > 1)}, the first (batch, head, row) {first}"]
     in_empty = int((broken & tally.empty).sum())
     if in_empty:
         which = "all" if in_empty == count else f"{in_empty}"

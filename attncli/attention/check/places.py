@@ -48,6 +48,7 @@ class Tally:
         wrong: int64 (B, H, S_q), mismatches of each row.
         largest: float64 (B, H, S_q), largest finite error of each row.
         broken: bool (B, H, S_q), rows whose candidate is NaN or inf where the reference is not.
+        mended: bool (B, H, S_q), rows whose candidate is finite where the reference is not.
         empty: bool (B, H, S_q), rows that see no key.
         columns: int64 (w,), mismatches of each column.
         at_zero: mismatches where the reference is exactly 0.
@@ -56,6 +57,7 @@ class Tally:
     wrong: torch.Tensor
     largest: torch.Tensor
     broken: torch.Tensor
+    mended: torch.Tensor
     empty: torch.Tensor
     columns: torch.Tensor
     at_zero: int = field(default=0)
@@ -67,6 +69,7 @@ class Tally:
         return cls(
             torch.zeros(rows, dtype=torch.int64),
             torch.zeros(rows, dtype=torch.float64),
+            torch.zeros(rows, dtype=torch.bool),
             torch.zeros(rows, dtype=torch.bool),
             torch.zeros(rows, dtype=torch.bool),
             torch.zeros(shape[3], dtype=torch.int64),
@@ -82,8 +85,10 @@ class Tally:
         if not bool(errors.wrong.any()):
             return
         self.wrong[part.batch, part.head, rows] = errors.wrong.sum(-1).cpu()
-        broken = errors.wrong & ~torch.isfinite(errors.actual) & torch.isfinite(errors.expected)
-        self.broken[part.batch, part.head, rows] = broken.any(-1).cpu()
+        finite_there, finite_here = torch.isfinite(errors.actual), torch.isfinite(errors.expected)
+        broken, mended = ~finite_there & finite_here, finite_there & ~finite_here
+        self.broken[part.batch, part.head, rows] = (errors.wrong & broken).any(-1).cpu()
+        self.mended[part.batch, part.head, rows] = (errors.wrong & mended).any(-1).cpu()
         self.columns += errors.wrong.sum((0, 1, 2)).cpu()
         self.at_zero += int((errors.wrong & (errors.expected == 0)).sum())
 
