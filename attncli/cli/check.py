@@ -290,7 +290,7 @@ def _judge(comparisons: Iterable[Comparison], mistakes: Sequence[str] = ()) -> N
 
 def _failure(found: Comparison) -> str:
     if not found.mismatches:  # the order of its axes alone is wrong
-        return f"expected the axes of the reference, got {'; '.join(found.findings)}"
+        return f"expected the axes of the reference, got those of {found.reading}"
     return (
         f"expected the reference within {found.atol:.3g} + {found.rtol:.3g}·|expected|, "
         f"got {found.mismatches} of {found.cells} cells beyond it"

@@ -47,8 +47,12 @@ def check_tables(
     matching = [one for one in found.hypotheses if one.matches]
     for comparison in found.comparisons:
         yield heading(_verdict(comparison, matching), printer)
+    told: dict[str, list[str]] = {}
     for one in matching:
-        yield from _explanation(one, command(one), printer)
+        words = command(one)
+        same = told.setdefault(shlex.join(words or [one.name]), words or [])
+        if same is words or not words:
+            yield from _explanation(one, words, printer)
     for comparison in found.comparisons:
         yield ""
         if len(found.comparisons) > 1:
@@ -147,7 +151,7 @@ def _line(name: str, text: str) -> str:
 def _others(found: Check, explained: bool, printer: Printer) -> Iterator[RenderableType]:
     """What was tried in vain: how many mistakes, and those that leave a trace."""
     others = [one for one in found.hypotheses if not one.matches]
-    if explained or not others:
+    if explained or not others or all(one.finite_is_right for one in found.comparisons):
         return
     yield ""
     near = sorted(
