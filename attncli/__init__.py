@@ -17,6 +17,8 @@ __version__ = "0.1.0"
 
 # To add a public name, say here which module it lives in, and import it for type checkers below.
 _HOMES = {
+    "check": "attncli.api.check",
+    "Checked": "attncli.api.check",
     "compute": "attncli.api.compute",
     "Computed": "attncli.api.compute",
     "StageStatistics": "attncli.api.compute",
@@ -43,6 +45,8 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
+    from attncli.api.check import Checked as Checked
+    from attncli.api.check import check as check
     from attncli.api.compute import Computed as Computed
     from attncli.api.compute import StageStatistics as StageStatistics
     from attncli.api.compute import compute as compute

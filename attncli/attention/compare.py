@@ -223,8 +223,9 @@ def _finish(run: _Run, variant: Variant) -> Comparison:
 
 
 def _share(run: _Run) -> str:
-    share = run.sums.mismatches / max(1, run.sums.cells)
-    return f"{run.sums.mismatches} of {run.sums.cells} cells are off ({share:.2%})"
+    wrong, cells = run.sums.mismatches, run.sums.cells
+    share = f"{wrong / cells:.2%}" if cells and wrong / cells >= 1e-4 else "less than 0.01%"
+    return f"{wrong} of {cells} cells are off" + (f" ({share})" if wrong else "")
 
 
 def _findings(run: _Run, variant: Variant, places: Places) -> tuple[str, ...]:

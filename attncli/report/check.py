@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MOST_OTHERS = 5
 # One that takes away less of the squared error than this is no trace of anything.
 LEAST_SHARE = 0.2
+# A smaller part of the cells would be rounded to none of them.
+LEAST_PERCENT = 1e-4
 PLACES = ("batch", "head", "row", "column")
 # Off a terminal a command is one line, to be cut out by other programs.
 INDENT = "  "
@@ -125,7 +127,8 @@ def _command_lines(words: Sequence[str], printer: Printer) -> list[str]:
 
 
 def _errors(found: Comparison, printer: Printer, digits: int) -> Iterator[RenderableType]:
-    share = f" ({found.mismatches / found.cells:.2%})" if found.mismatches else ""
+    part = found.mismatches / max(1, found.cells)
+    share = f" ({part:.2%})" if part >= LEAST_PERCENT else ""
     dtype = str(found.dtype).removeprefix("torch.")
     yield _line("cells off", f"{found.mismatches} of {found.cells}{share}")
     yield _line("allowed", f"{found.atol:.3g} + {found.rtol:.3g}·|expected| ({dtype})")
