@@ -27,36 +27,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent.parent
 MINILM = ROOT / "sample_inputs" / "minilm.safetensors"
 
-# What `attncli entropy` does, until it is there; then: OURS = ["-m", "attncli", "entropy"].
-DRIVER = """
-import sys
-import numpy as np
-import torch
-from attncli.attention.head_statistics import head_statistics
-from attncli.attention.options import AttentionOptions
-from attncli.attention.problem import make_problem
-from attncli.attention.stream import Wanted, stream_rows
-
-arguments = sys.argv[1:]
-wanted = Wanted(per_key="--per-key" in arguments)
-window = None
-if "--left-window" in arguments:
-    window = int(arguments[arguments.index("--left-window") + 1])
-options = AttentionOptions(causal="--causal" in arguments, left_window=window)
-files = [name for name in arguments if name.endswith(".npy")]
-if files:
-    layers = [[torch.from_numpy(np.load(name)) for name in files]]
-else:
-    from safetensors.torch import load_file
-    tensors = load_file(arguments[0])
-    groups = sorted({name.rpartition(".")[0] for name in tensors})
-    layers = [[tensors[group + "." + role] for role in "qkv"] for group in groups]
-for q, k, v in layers:
-    problem = make_problem(q, k, v, options)
-    for rows in stream_rows(problem, wanted):
-        print(head_statistics(rows))
-"""
-OURS = ["-c", DRIVER]
+OURS = ["-m", "attncli", "entropy"]
 
 SDPA = """
 import sys
