@@ -74,7 +74,7 @@ def check(
 ) -> Checked:
     """Compare what a program computed with the reference, and name the mistake if it differs.
 
-    >>> q = k = v = [[2.0, 0.0], [0.0, 1.0]]
+    >>> q = k = v = [[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
     >>> uncaused = attncli.compute(q, k, v).stages["output"]
     >>> result = attncli.check(q, k, v, actual_output=uncaused, causal=True)
     >>> result.passed

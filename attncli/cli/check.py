@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from attncli.report.printer import Printer
 
 TARGETS = ("output", "weights", "logsumexp")
+# Cells that take seconds.
+WORTH_WATCHING = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,8 @@ def _run_check(run: _Run, specs: dict[str, str]) -> None:
         candidates.append(candidate)
     sizes = run.problem.sizes
     rows = sizes.batch * sizes.heads * sizes.q_len
-    with progress(run.printer, rows, "comparing") as tell:
+    shown = rows if rows * sizes.k_len >= WORTH_WATCHING else 0
+    with progress(run.printer, shown, "comparing") as tell:
         found = check(
             run.problem,
             run.shape.options,
@@ -232,6 +235,7 @@ def _run_pair(run: _Run, target: str, spec: str) -> None:
         "cosine": found.cosine,
         "mismatches": found.mismatches,
         "worst_index": None if found.worst_index is None else list(found.worst_index),
+        "values": None if found.values is None else list(found.values),
         "first_part": None if found.first_part is None else list(found.first_part),
     }
     inputs = run.group.described | {f"actual_{target}": of_first, "pair": of_second}
@@ -248,7 +252,8 @@ def _run_pair(run: _Run, target: str, spec: str) -> None:
         ),
         wrap=lambda records: {"records": records, "hypotheses": [], "pair": between},
     )
-    _judge((found.first, found.second))
+    _judge((found.first,))
+    _judge((found.second,), option="--pair")
 
 
 def comparison_record(found: Comparison) -> Record:
@@ -276,7 +281,9 @@ def _hypothesis_record(found: Hypothesis, command: list[str] | None) -> Record:
     }
 
 
-def _judge(comparisons: Iterable[Comparison], mistakes: Sequence[str] = ()) -> None:
+def _judge(
+    comparisons: Iterable[Comparison], mistakes: Sequence[str] = (), option: str | None = None
+) -> None:
     """Fail if a candidate is off.
 
     Raises:
@@ -285,7 +292,7 @@ def _judge(comparisons: Iterable[Comparison], mistakes: Sequence[str] = ()) -> N
     advice = f"explained by {' or by '.join(mistakes)}" if mistakes else ""
     for found in comparisons:
         if not found.passed:
-            raise CheckFailedError(f"--actual-{found.target}", _failure(found), advice)
+            raise CheckFailedError(option or f"--actual-{found.target}", _failure(found), advice)
 
 
 def _failure(found: Comparison) -> str:

@@ -223,7 +223,7 @@ def test_other_shapes_are_data_errors(shape: tuple[int, ...]) -> None:
     problem = make_problem(
         normal(0, 2, 3, 5, 4), normal(1, 2, 3, 6, 4), normal(2, 2, 3, 6, 7), AttentionOptions()
     )
-    with pytest.raises(DataError, match=r"expected shape \(2, 3, 5, 7\)"):
+    with pytest.raises(DataError, match=r"expected \(B, H, S_q, d_v\) \(2, 3, 5, 7\)"):
         read_candidate(Target.OUTPUT, normal(3, *shape), problem)
 
 

@@ -101,3 +101,310 @@ def test_a_mistake_is_named_by_its_weights_and_verified(run: Run, name: str) -> 
 @pytest.mark.parametrize("name", [name for name in BY_OPTIONS if name not in NOT_LOGSUMEXP])
 def test_a_mistake_is_named_by_its_logsumexp_and_verified(run: Run, name: str) -> None:
     assert_named(run, name, "logsumexp", 5)
+
+
+def test_all_candidates_together_have_one_explanation(run: Run) -> None:
+    """Weights are small and their tolerance is; they must not drown what the output says."""
+    draw = draw_problem("layout:output", 20)
+    words, right = written(draw), attend(draw)
+    b, h, s, w = right["output"].shape
+    turned = right["output"].transpose(1, 2).contiguous().view(b, h, s, w)
+    values = right | {"output": turned}
+    line = words + [word for target in values for word in candidate(target, values[target])]
+    assert [one["name"] for one in matching(run, line)] == ["layout:output"]
+    found = run(*line, "--format", "json", code=3).json["data"]["records"]
+    assert [(one["target"], one["passed"]) for one in found] == [
+        ("output", False),
+        ("weights", True),
+        ("logsumexp", True),
+    ]
+
+
+# ── the example of most tests below: B=2, H=4, H_kv=2, S_q=5, S_k=7 ─────────────────────────────
+
+DECLARED = ("check", "q.npy", "k.npy", "v.npy", "--causal", "--query-offset", "bottom-right")
+
+
+@pytest.fixture
+def right(files: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """What torch computes for DECLARED; the inputs lie in the working directory."""
+    monkeypatch.chdir(files)
+    q, k, v = (torch.from_numpy(np.load(f"{role}.npy")) for role in ("q", "k", "v"))
+    k, v = (tensor.repeat_interleave(2, 1) for tensor in (k, v))
+    seen = torch.ones(5, 7, dtype=torch.bool).tril(2)
+    found: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    return found
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("in_float32", [False, True])
+def test_right_in_any_precision(
+    run: Run, right: torch.Tensor, kind: torch.dtype, in_float32: bool
+) -> None:
+    rounded = right.to(kind)
+    torch.save(rounded.float() if in_float32 else rounded, "out.pt")
+    out = run(*DECLARED, "--actual-output", "out.pt", "--rtol", "1e-5" if kind.itemsize > 4 else 1)
+    assert out.stdout.startswith("output: right\n")
+    assert out.stderr == ""
+
+
+def test_coarser_than_its_dtype_fails(run: Run, right: torch.Tensor) -> None:
+    found = right.bfloat16().float()
+    found[0, 0, 0, 0] += 1e-5 * found[0, 0, 0, 0]  # no longer bfloat16: held to float32
+    words = [*DECLARED, *candidate("output", found)]
+    assert run(*words, code=3).stdout.startswith("output: OFF\n")
+    run(*words, "--rtol", "0.01", "--atol", "0.01")
+
+
+def test_one_wrong_cell_is_located(run: Run, right: torch.Tensor) -> None:
+    found = right.clone()
+    found[1, 2, 3, 4] += 1
+    words = [*DECLARED, *candidate("output", found)]
+    (record,) = run(*words, "--format", "json", code=3).json["data"]["records"]
+    assert record["worst_index"] == [1, 2, 3, 4]
+    assert (record["mismatches"], record["cells"]) == (1, found.numel())
+    assert record["max_abs_error"] == pytest.approx(1, abs=1e-5)
+    shown = run(*words, code=3).stdout
+    assert "only batch 1 of 2, only head 2 of 4, only row 3 of 5, only column 4 of 6" in shown
+    assert "nor comes near" in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "count"), [("nan", "n_nan"), ("inf", "n_posinf"), ("-inf", "n_neginf")]
+)
+def test_what_is_not_finite_is_counted_and_null(
+    run: Run, right: torch.Tensor, value: str, count: str
+) -> None:
+    found = right.clone()
+    found[1, 2, 3] = float(value)
+    words = [*DECLARED, *candidate("output", found)]
+    data = run(*words, "--format", "json", code=3).json["data"]
+    (record,) = data["records"]
+    assert record["actual"] is None
+    assert {name: record[name] for name in ("n_nan", "n_posinf", "n_neginf") if record[name]} == {
+        count: 6
+    }
+    assert all(one["max_abs_error"] is None for one in data["hypotheses"])
+    csv = run(*words, "--format", "csv", code=3).stdout.splitlines()
+    assert len(csv) == 2
+    assert f",{value}," in csv[1]
+    shown = run(*words, code=3).stdout
+    assert "NaN or inf in 1 row, the first (batch, head, row) (1, 2, 3)" in shown
+    assert "every finite cell is right" in shown
+
+
+def test_an_empty_row_that_is_nan_is_explained(run: Run, files: Path) -> None:
+    mask = np.ones((5, 7), bool)
+    mask[1] = False
+    np.save("mask.npy", mask)
+    tensors = run("compute", "q.npy", "k.npy", "v.npy", "--attn-mask", "mask.npy", "-f", "json")
+    output = torch.tensor(tensors.json["data"]["stages"]["output"]["values"])
+    output[:, :, 1] = float("nan")
+    words = ["check", "q.npy", "k.npy", "v.npy", "--attn-mask", "mask.npy"]
+    shown = run(*words, *candidate("output", output), code=3).stdout
+    assert "all of them see no key" in shown
+
+
+def test_nan_that_a_kernel_swallows_is_told(run: Run, right: torch.Tensor) -> None:
+    q = np.load("q.npy")
+    q[0, 1, 2, 0] = np.nan
+    np.save("q.npy", q)
+    words = [*DECLARED, *candidate("output", right)]
+    assert "--allow-nonfinite" in run(*words, code=1).stderr
+    shown = run(*words, "--allow-nonfinite", code=3).stdout
+    assert "finite in 1 rows where NaN or inf of the inputs makes the reference NaN" in shown
+    right[0, 1, 2] = float("nan")
+    run(*DECLARED, *candidate("output", right), "--allow-nonfinite")
+
+
+def test_ndjson_and_csv_hold_the_records_alone(run: Run, right: torch.Tensor) -> None:
+    words = [*DECLARED, *candidate("output", right + 1)]
+    for form in ("ndjson", "csv"):
+        out = run(*words, "--format", form, code=3)
+        assert len(out.stdout.splitlines()) == (1 if form == "ndjson" else 2)
+        assert "scale:none" not in out.stdout
+    assert "data.hypotheses" in " ".join(run("check", "--help").stdout.split())
+
+
+def test_the_failure_names_the_mistake(run: Run, right: torch.Tensor) -> None:
+    q, k, v = (torch.from_numpy(np.load(f"{role}.npy")) for role in ("q", "k", "v"))
+    k, v = (tensor.repeat_interleave(2, 1) for tensor in (k, v))
+    found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    out = run(*DECLARED, *candidate("output", found), code=3)
+    first, second, third = out.stdout.splitlines()[:3]
+    assert first == "output: OFF, explained by offset:top-left"
+    assert second.startswith("  offset:top-left (--query-offset 0): largest error left ")
+    assert third == (
+        "  $ attncli check q.npy k.npy v.npy --causal --query-offset 0 --actual-output output.npy"
+    )
+    assert out.stderr.splitlines()[1] == "  explained by offset:top-left"
+    quiet = run(*DECLARED, "--actual-output", "output.npy", "-q", "-o", "report.txt", code=3)
+    assert quiet.stdout == ""
+    assert Path("report.txt").read_text() == out.stdout
+
+
+def test_a_partial_mistake_is_listed_with_its_share(run: Run, right: torch.Tensor) -> None:
+    """Twice the scale, and a little noise that nothing explains."""
+    words = ["check", "q.npy", "k.npy", "v.npy", "--scale", "1"]
+    computed = run(*(["compute", *words[1:4], "--format", "json"]))
+    values = torch.tensor(computed.json["data"]["stages"]["output"]["values"])
+    values += 1e-2 * torch.randn(values.shape, generator=torch.Generator().manual_seed(0))
+    line = [*words, *candidate("output", values)]
+    hypotheses = run(*line, "--format", "json", code=3).json["data"]["hypotheses"]
+    assert not any(one["matches"] for one in hypotheses)
+    share = {one["name"]: one["explained"] for one in hypotheses}
+    assert share["scale:fitted"] > 0.99
+    assert "scale:fitted" in run(*line, code=3).stdout.split("the nearest:")[1]
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bsh"])
+def test_other_layouts(run: Run, right: torch.Tensor, layout: str) -> None:
+    rows = {role: np.load(f"{role}.npy").swapaxes(1, 2) for role in ("q", "k", "v")}
+    packed = layout == "bsh"
+    for role, array in rows.items():
+        b, s, h, d = array.shape
+        np.save(f"{role}.npy", array.reshape(b, s, h * d) if packed else array)
+    turned = right.transpose(1, 2)
+    words = [*DECLARED, "--layout", layout, "--heads", 4, "--kv-heads", 2]
+    shaped = turned.reshape(2, 5, 24) if packed else turned
+    run(*words, *candidate("output", shaped))
+    out = run(*words, *candidate("output", right), code=3)
+    assert out.stdout.startswith("output: OFF, explained by layout:output\n")
+    assert "expected the axes of the reference, got those of layout:output" in out.stderr
+
+
+def declare(**options: Any) -> None:
+    """A bundle whose group L declares options, and a group M that does not."""
+    import json
+
+    from safetensors.numpy import save_file
+
+    tensors = {f"{g}.{r}": np.load(f"{r}.npy") for g in "LM" for r in ("q", "k", "v")}
+    save_file(tensors, "b.safetensors", {"attncli": json.dumps({"L": options})})
+
+
+UNDONE = [
+    ({"softcap": 1.5}, {}, "softcap:missing"),
+    ({"causal": True, "query_offset": 2, "left_window": 1}, ["left_window"], "window:missing"),
+    ({"key_lengths": [3, 7]}, {}, "padding:ignored"),
+    ({"sinks": [0.5, 1, 0, 2]}, {}, "sinks:missing"),
+    ({"causal": True, "query_offset": 2, "prefix": 1}, {}, "causal:missing"),
+]
+
+
+@pytest.mark.parametrize(("declared", "left_out", "name"), UNDONE)
+@pytest.mark.usefixtures("right")
+def test_what_a_bundle_declares_is_undone(
+    run: Run, declared: dict[str, Any], left_out: list[str], name: str
+) -> None:
+    kept = {k: v for k, v in declared.items() if left_out and k not in left_out}
+    options = ["--causal", "--query-offset", "2"] if kept else []
+    computed = run("compute", "q.npy", "k.npy", "v.npy", *options, "-f", "json").json
+    values = torch.tensor(computed["data"]["stages"]["output"]["values"])
+    declare(**declared)
+    line = ["check", "b.safetensors", "--group", "L", *candidate("output", values)]
+    found = [one for one in matching(run, line) if one["name"] == name]
+    assert len(found) == 1
+    assert_verified(run, found)
+
+
+FAILURES = [
+    ("q.npy k.npy v.npy", 2, "check: expected one of --actual-output"),
+    ("--actual-output o.npy", 2, "FILE: expected files of Q and K, got none"),
+    ("q.npy k.npy --actual-output o.npy", 1, "--actual-output: expected v beside it"),
+    (
+        "q.npy k.npy v.npy --actual-output q.npy",
+        1,
+        "--actual-output: expected (B, H, S_q, d_v) (2, 4, 5, 6), got (2, 4, 5, 8)",
+    ),
+    (
+        "q.npy k.npy v.npy --actual-weights o.npy",
+        1,
+        "--actual-weights: expected (B, H, S_q, S_k) (2, 4, 5, 7), got (2, 4, 5, 6)",
+    ),
+    (
+        "q.npy k.npy v.npy --actual-logsumexp o.npy",
+        1,
+        "--actual-logsumexp: expected (B, H, S_q) (2, 4, 5), got (2, 4, 5, 6)",
+    ),
+    ("q.npy k.npy v.npy --actual-output no.npy", 1, "no.npy: expected a file"),
+    ("q.npy k.npy v.npy --actual-output o.npy --rtol -1", 2, "--rtol: expected a finite number"),
+    ("q.npy k.npy v.npy --actual-output o.npy --atol inf", 2, "--atol: expected a finite number"),
+    ("q.npy k.npy v.npy --pair o.npy", 2, "check: expected one of --actual-output"),
+    (
+        "q.npy k.npy v.npy --pair o.npy --actual-output o.npy --actual-weights o.npy",
+        2,
+        "--pair: expected one candidate beside it, got 2",
+    ),
+    ("b.safetensors --actual-output o.npy", 2, "--group: expected one group, got 2"),
+    ("q.npy k.npy v.npy --causal --actual-output o.npy", 2, "--query-offset"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "message"), FAILURES)
+def test_faults_are_told(run: Run, right: torch.Tensor, line: str, code: int, message: str) -> None:
+    np.save("o.npy", right.numpy())
+    declare(causal=False)
+    out = run("check", *line.split(), code=code)
+    assert out.stderr.startswith(f"attncli: error: {message}")
+    assert out.stdout == ""
+
+
+def test_the_reference_is_float64_and_says_so(run: Run, right: torch.Tensor) -> None:
+    words = [*DECLARED, *candidate("output", right), "--format", "json"]
+    assert run(*words).json["params"]["compute_dtype"] == "float64"
+    assert run(*words, "--precision", "float32").json["params"]["compute_dtype"] == "float32"
+
+
+def test_a_pair(run: Run, right: torch.Tensor) -> None:
+    near, far = right + 1e-3, right.clone()
+    far[1, :, 2:] += 0.1
+    np.save("far.npy", far.numpy())
+    words = [*DECLARED, *candidate("output", near), "--pair", "far.npy"]
+    out = run(*words, code=3)
+    assert out.stdout.startswith("closer to the reference: output.npy\n")
+    found = run(*words, "--format", "json", code=3).json["data"]
+    assert found["pair"]["closer"] == 1
+    assert found["pair"]["first_part"] == [0, 0, 0]
+    assert found["pair"]["max_abs_error"] == pytest.approx(0.099, abs=1e-6)
+    assert [one["passed"] for one in found["records"]] == [False, False]
+    np.save("output.npy", right.numpy())
+    out = run(*words, code=3)
+    assert out.stderr.startswith("attncli: error: --pair: expected the reference")
+    np.save("far.npy", right.numpy())
+    assert run(*words).stdout.startswith("closer to the reference: both are equally close\n")
+
+
+@pytest.mark.usefixtures("right")
+def test_a_terminal_breaks_commands_where_a_shell_joins_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attncli.report.printer import Printer
+
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(Printer, "on_terminal", property(lambda self: self.target == "-"))
+    computed = run("compute", "q.npy", "k.npy", "v.npy", "-f", "json").json
+    values = torch.tensor(computed["data"]["stages"]["output"]["values"])
+    np.save("a name that needs quotes.npy", values.numpy())
+    line = [*DECLARED, "--actual-output", "a name that needs quotes.npy"]
+    shown = run(*line, code=3).stdout
+    assert max(map(len, shown.splitlines())) <= 60
+    command = shown.partition("  $ attncli ")[2].partition("\n\n")[0]
+    run(*shlex.split(command.replace("\\\n", "")))
+    assert "\x1b[1m" in run(*line, "--color", "always", code=3).stdout
+
+
+def test_python_finds_the_same(right: torch.Tensor) -> None:
+    import attncli
+
+    q, k, v = (np.load(f"{role}.npy") for role in ("q", "k", "v"))
+    declared: Any = {"causal": True, "query_offset": "bottom-right"}
+    assert attncli.check(q, k, v, actual_output=right, **declared).passed
+    found = attncli.check(q, k, v, actual_output=right, causal=True, query_offset=0)
+    assert not found.passed
+    assert [(one.name, one.options) for one in found.mistakes] == [
+        ("offset:bottom-right", "--query-offset 2")
+    ]
+    with pytest.raises(attncli.UsageError, match="got none"):
+        attncli.check(q, k, v)

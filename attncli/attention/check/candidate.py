@@ -71,8 +71,13 @@ def read_candidate(
         if tuple(actual.shape) == shape:
             values = _as_axes(actual, axes, problem, target)
             return Candidate(target, values, values_dtype(actual), reading)
-    expected = shapes_of(target, problem, layout)[0][0]
-    raise DataError(f"--actual-{target}", f"expected shape {expected}, got {tuple(actual.shape)}")
+    expected, axes, _ = shapes_of(target, problem, layout)[0]
+    width = {Target.OUTPUT: "d_v", Target.WEIGHTS: "S_k"}.get(target, "")
+    names = {"b": "B", "h": "H", "s": "S_q", "w": width, "p": "H·d_v"}
+    named = ", ".join(names[axis] for axis in axes if names[axis])
+    raise DataError(
+        f"--actual-{target}", f"expected ({named}) {expected}, got {tuple(actual.shape)}"
+    )
 
 
 def shapes_of(
