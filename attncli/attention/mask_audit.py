@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attncli.attention.mask_compare import Cell, Leak, collapse
-from attncli.attention.mask_view import View, views
-from attncli.attention.patterns import describe
+from attncli.attention.mask_view import distinct_views
 from attncli.attention.recognise import MaskRecognition, combine, recognise
 
 if TYPE_CHECKING:
     from attncli.attention.mask import Mask
+    from attncli.attention.mask_view import View
     from attncli.attention.recognise import Recognition
 
 
@@ -73,7 +72,7 @@ def audit(mask: Mask, *, named: int = 10, hide_at: float | None = None) -> MaskA
         named: how many empty rows and unused keys to name.
         hide_at: additive values at or below this count as hidden; None for −inf alone.
     """
-    found = [(*each, recognise(each[2])) for each in collapse(views(mask, hide_at))]
+    found = [(*each, recognise(each[2])) for each in distinct_views(mask, hide_at)]
     records = tuple(_record(*each, named) for each in found)
     return MaskAudit(records, combine(found))
 
@@ -99,32 +98,3 @@ def _record(
         keys_max=int(profile.counts.max()) if view.rows else None,
         description=recognition.description,
     )
-
-
-def undeclared_leaks(mask: Mask, recognition: MaskRecognition, named: int = 10) -> list[Leak]:
-    """What a mask that is no known pattern shows beyond the pattern nearest to it.
-
-    Where no rule is declared, this is the best guess at the rule that was meant. One leak for each
-    batch and head that has such a pattern, even if it shows nothing beyond it.
-
-    Args:
-        mask: on the host.
-        recognition: what `recognise_mask` says of it.
-        named: how many cells to name for each batch and head.
-    """
-    found = []
-    for batch, head, part in recognition.parts:
-        if part.nearest is None or part.nearest.inverted:
-            continue
-        view = View(mask, batch or 0, head or 0)
-        meant = part.nearest.pattern.structure(view.rows)
-        cells = 0
-        first: list[Cell] = []
-        for rows, block in view.blocks():
-            wrong = block & ~meant.cells(rows)
-            cells += int(np.count_nonzero(wrong))
-            if len(first) < named and wrong.any():
-                places = np.argwhere(wrong)[: named - len(first)].tolist()
-                first += [Cell(batch, head, rows.start + q, k, True, False) for q, k in places]
-        found.append(Leak(describe([part.nearest.pattern]), cells, tuple(first)))
-    return found

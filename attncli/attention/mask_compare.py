@@ -10,6 +10,7 @@ import numpy as np
 from attncli.attention.mask import Sizes, build_mask
 from attncli.attention.mask_view import View, differs
 from attncli.attention.options import AttentionOptions
+from attncli.attention.patterns import describe
 from attncli.attention.structure import row_differences
 from attncli.errors import DataError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from attncli.attention.mask import Mask
+    from attncli.attention.recognise import MaskRecognition
 
     Found = tuple[int | None, int | None, View]
 
@@ -149,6 +151,35 @@ def leaks(given: Mask, options: AttentionOptions, limit: int = 10) -> list[Leak]
         _leak(name, given, build_mask(rule, given.sizes), limit)
         for name, rule in _rules(options).items()
     ]
+
+
+def undeclared_leaks(mask: Mask, recognition: MaskRecognition, named: int = 10) -> list[Leak]:
+    """What a mask that is no known pattern shows beyond the pattern nearest to it.
+
+    Where no rule is declared, this is the best guess at the rule that was meant. One leak for each
+    batch and head that has such a pattern, even if it shows nothing beyond it.
+
+    Args:
+        mask: on the host.
+        recognition: what `recognise_mask` says of it.
+        named: how many cells to name for each batch and head.
+    """
+    found = []
+    for batch, head, part in recognition.parts:
+        if part.nearest is None or part.nearest.inverted:
+            continue
+        view = View(mask, batch or 0, head or 0)
+        meant = part.nearest.pattern.structure(view.rows)
+        cells = 0
+        first: list[Cell] = []
+        for rows, block in view.blocks():
+            wrong = block & ~meant.cells(rows)
+            cells += int(np.count_nonzero(wrong))
+            if len(first) < named and wrong.any():
+                places = np.argwhere(wrong)[: named - len(first)].tolist()
+                first += [Cell(batch, head, rows.start + q, k, True, False) for q, k in places]
+        found.append(Leak(describe([part.nearest.pattern]), cells, tuple(first)))
+    return found
 
 
 def _rules(options: AttentionOptions) -> dict[str, AttentionOptions]:

@@ -143,7 +143,7 @@ def read_segments(options: AttentionOptions, sizes: Sizes) -> NDArray[np.int64] 
 
 
 def blocks_of(mask: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """The rank-4 mask in blocks of whole rows, (rows, S_k), that bound what is in memory at once."""
+    """The rank-4 mask in blocks of whole rows, (rows, S_k), few enough to hold at once."""
     for batch in mask:
         for head in batch:
             step = max(1, _BLOCK_CELLS // max(1, head.shape[-1]))

@@ -197,6 +197,18 @@ def views(mask: Mask, hide_at: float | None = None) -> list[tuple[int | None, in
     ]
 
 
+def distinct_views(
+    mask: Mask, hide_at: float | None = None
+) -> list[tuple[int | None, int | None, View]]:
+    """The views of a mask, without those that are equal to the first along an axis."""
+    found = views(mask, hide_at)
+    if len(found) < 2:
+        return found
+    from attncli.attention.mask_compare import collapse
+
+    return collapse(found)
+
+
 def _walk(view: View) -> Profile:
     """Counts, first and last keys of the rows and counts of the columns, in one walk."""
     counts = np.zeros(view.rows, np.int64)

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attncli.attention.fit import complete, fit
-from attncli.attention.mask_compare import collapse
-from attncli.attention.mask_view import View, views
-from attncli.attention.nearest import Nearest, nearest_of
+from attncli.attention.mask_view import View, distinct_views
 from attncli.attention.patterns import Pattern, describe, merge, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attncli.attention.mask import Mask
+    from attncli.attention.nearest import Nearest
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -88,6 +87,8 @@ def recognise(view: View) -> Recognition:
     if inverse is not None and inverse.frame.offset in (None, *inverse.corners):
         said = f"probably inverted: {describe([inverse])}"
         return Recognition(description=said, inverse=inverse)
+    from attncli.attention.nearest import nearest_of
+
     nearest = nearest_of(view)
     return Recognition(description=f"no known pattern; {nearest.words}", nearest=nearest)
 
@@ -99,7 +100,7 @@ def recognise_mask(mask: Mask, hide_at: float | None = None) -> MaskRecognition:
         mask: on the host.
         hide_at: additive values at or below this count as hidden; None for −inf alone.
     """
-    found = collapse(views(mask, hide_at))
+    found = distinct_views(mask, hide_at)
     return combine([(batch, head, view, recognise(view)) for batch, head, view in found])
 
 

@@ -62,7 +62,7 @@ def _group_tables(
 def opening(one: Prepared, printer: Printer) -> Iterator[RenderableType]:
     """What stands above the stages: the group, the sizes, and the options in use."""
     from attncli.files.text import shown
-    from attncli.report.stage_tables import heading
+    from attncli.report.prose import heading
 
     if one.group.name:
         yield heading(f"group {shown(one.group.name)}", printer)

@@ -87,7 +87,7 @@ def steps_of(one: Prepared, work: WorkOptions) -> list[Step]:
 
 
 def _page(step: Step, number: int, printer: Printer) -> Iterator[RenderableType]:
-    from attncli.report.stage_tables import heading, paragraph
+    from attncli.report.prose import heading, paragraph
 
     yield heading(f"{number}. {step.name}", printer)
     yield paragraph(step.formula, printer, style="cyan")

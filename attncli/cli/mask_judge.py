@@ -28,8 +28,7 @@ def find_leaks(
         UsageError: there is no mask file to judge.
     """
     from attncli.attention.mask import build_mask
-    from attncli.attention.mask_audit import undeclared_leaks
-    from attncli.attention.mask_compare import leaks
+    from attncli.attention.mask_compare import leaks, undeclared_leaks
     from attncli.attention.options import AttentionOptions
 
     if "leak" not in several(chosen.fail_on):

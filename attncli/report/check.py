@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from attncli.report.grid import GridColumn, grid, text_width
-from attncli.report.stage_tables import heading, paragraph
+from attncli.report.prose import heading, paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

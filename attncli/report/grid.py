@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from rich.console import RenderableType
 
     from attncli.report.printer import Printer
 
@@ -36,20 +36,18 @@ class GridColumn:
         return max(map(text_width, (self.heading, *self.cells)))
 
 
-def grid(columns: Sequence[GridColumn], printer: Printer) -> Text:
+def grid(columns: Sequence[GridColumn], printer: Printer) -> RenderableType:
     """The columns as one text; on a terminal in as many parts as its width asks for."""
-    from rich.text import Text
-
     keys = [column for column in columns if column.is_key]
     limit = printer.width // max(1, len(keys))
     keys = [_shortened(key, max(12, limit - len(GAP) - 12), printer) for key in keys]
     others = [column for column in columns if not column.is_key]
-    text = Text()
+    texts: list[tuple[str, str]] = []
     for part in _parts(keys, others, printer.width):
-        if text:
-            text.append("\n\n")
-        _append(text, [*keys, *part], printer)
-    return text
+        if texts:
+            texts.append(("\n\n", ""))
+        texts += _lines([*keys, *part])
+    return printer.styled(*texts)
 
 
 def text_width(text: str) -> int:
@@ -99,12 +97,12 @@ def _parts(
     return parts
 
 
-def _append(text: Text, columns: Sequence[GridColumn], printer: Printer) -> None:
+def _lines(columns: Sequence[GridColumn]) -> Iterator[tuple[str, str]]:
+    """The headings, and a line for each row of cells, with their styles."""
     widths = [column.width for column in columns]
     lines = zip(*(column.cells for column in columns), strict=True)
     headings = [column.heading for column in columns]
     for number, cells in enumerate([headings, *lines]):
         placed = zip(cells, widths, columns, strict=True)
         line = GAP.join(aligned(cell, width, left=c.is_text) for cell, width, c in placed)
-        style = "bold" if number == 0 and printer.colored else ""
-        text.append(("\n" if number else "") + line.rstrip(), style=style)
+        yield ("\n" if number else "") + line.rstrip(), "bold" if number == 0 else ""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from attncli.report.choices import Unit
 from attncli.report.mask_picture import picture, picture_size
+from attncli.report.prose import heading, paragraph
 from attncli.report.record_table import record_table
 from attncli.report.records import MASK, MASK_CELLS, MASK_EFFECT
-from attncli.report.stage_tables import heading, paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,10 +87,8 @@ def _title(text: str, printer: Printer) -> RenderableType:
     """What the mask is; in red where that is probably a mistake."""
     if not text.startswith("probably inverted") and ": probably inverted" not in text:
         return heading(text, printer) if len(text) <= printer.width else text
-    from rich.text import Text
-
     loud = text.replace("probably inverted", "PROBABLY INVERTED")
-    return Text(loud, style="bold rgb(255,255,255) on rgb(176,32,32)" if printer.colored else "")
+    return printer.styled((loud, "bold rgb(255,255,255) on rgb(176,32,32)"))
 
 
 def _other(built: Mask) -> str:

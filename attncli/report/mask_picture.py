@@ -46,8 +46,6 @@ def picture(
         offset: position of query 0.
         meant: int64 (rows, columns), likewise with a finite "minus a lot" read as hidden.
     """
-    from rich.text import Text
-
     if not counts.counts.size:
         yield "no cells"
         return
@@ -58,24 +56,19 @@ def picture(
     # Characters are twice as high as wide: two for a cell make a square, where they fit.
     room = min(MOST_COLUMNS, printer.width - LABEL_WIDTH - 4)
     wide = 2 if counts.sizes.max() == 1 and 2 * counts.counts.shape[1] <= room else 1
-    yield Text(
-        " " * (lead + 1) + _column_scale(counts, wide), style="dim" if printer.colored else ""
-    )
-    bright, dim = ("rgb(46,134,222)", "dim") if printer.colored else ("", "")
+    yield printer.styled((" " * (lead + 1) + _column_scale(counts, wide), "dim"))
     for row in range(len(counts.counts)):
-        line = Text()
-        line.append(f"{names[row]:>{lead}} ", style=dim)
+        line = [(f"{names[row]:>{lead}} ", "dim")]
         for column in range(counts.counts.shape[1]):
             shown = counts.counts if meant is None else meant
             mark = _mark(int(shown[row, column]), int(counts.sizes[row, column]))
             if mark == SHADES[0] and counts.counts[row, column]:
                 mark = FINITE
             if mark in (SHADES[0], FINITE):
-                line.append(f"{mark:<{wide}}", style=dim)
+                line.append((f"{mark:<{wide}}", "dim"))
             else:
-                line.append(mark * wide, style=bright)
-        line.rstrip()
-        yield line
+                line.append((mark * wide, "rgb(46,134,222)"))
+        yield printer.styled(*line[:-1], (line[-1][0].rstrip(), line[-1][1]))
     if meant is not None:
         yield f"{'':>{lead}} {FINITE} finite values of -10000 or less: visible, meant as hidden?"
     if counts.sizes.size and counts.sizes.max() > 1:

@@ -29,6 +29,12 @@ FALLBACKS = str.maketrans(
 )
 
 
+class Preformatted(str):
+    """Text that is laid out already, and is not to be broken into lines."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class Printer:
     """Where output goes and what it can show.
@@ -98,16 +104,24 @@ class Printer:
 
     def rendered(self, part: RenderableType) -> str:
         """A table or line as text, with colour where the target shows it."""
+        if isinstance(part, str):
+            return (part if isinstance(part, Preformatted) else self._wrapped(part)) + "\n"
         from rich.text import Text
 
-        if isinstance(part, str):
-            return self._wrapped(part) + "\n"
         if isinstance(part, Text) and not self.colored:
             return part.plain + "\n"
         console = self.console()
         with console.capture() as captured:
             console.print(part, soft_wrap=isinstance(part, Text))
         return captured.get()
+
+    def styled(self, *parts: tuple[str, str]) -> RenderableType:
+        """Texts with their styles, one after another; where there is no colour, without rich."""
+        if not self.colored:
+            return Preformatted("".join(text for text, _ in parts))
+        from rich.text import Text
+
+        return Text.assemble(*parts)
 
     def sign(self, usual: str, plain: str) -> str:
         """A sign, or what takes as much room where standard output cannot encode it."""

@@ -9,7 +9,7 @@ from attncli.report.numbers import decimals
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.text import Text
+    from rich.console import RenderableType
 
     from attncli.report.printer import Printer
     from attncli.report.records import Column
@@ -24,7 +24,7 @@ def record_table(
     printer: Printer,
     *,
     digits: int,
-) -> Text:
+) -> RenderableType:
     """A table with a line a record, numbers to the right, split where a terminal is too narrow.
 
     Columns that tables leave out, and those that hold nothing in any record, are not shown.

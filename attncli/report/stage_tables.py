@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attncli.report.grid import aligned, shortened, text_width
 from attncli.report.numbers import decimals
+from attncli.report.prose import heading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from attncli.attention.stage_statistics import StageResult
     from attncli.report.printer import Printer
 
-PROSE_WIDTH = 88
 MASKED = "·"
 GAP = "…"
 
@@ -102,28 +101,6 @@ def _place(result: StageResult, batch: int, head: int, axes: Axes) -> str:
     if result.stage in ("k", "v"):
         return f"{where}, key head {axes.kv_heads[head]}"
     return f"{where}, head {axes.heads[head]}"
-
-
-def heading(text: str, printer: Printer) -> RenderableType:
-    """A line that stands out where there is colour."""
-    from rich.text import Text
-
-    return Text(text, style="bold" if printer.colored else "")
-
-
-def paragraph(text: str, printer: Printer, *, style: str = "", lead: str = "") -> RenderableType:
-    """Prose, indented, in lines that the eye can follow however wide the output is."""
-    from rich.text import Text
-
-    indent = "   "
-    wrapped = textwrap.fill(
-        text,
-        min(printer.width, PROSE_WIDTH),
-        initial_indent=indent + lead,
-        subsequent_indent=indent + " " * len(lead),
-        break_long_words=False,
-    )
-    return Text(wrapped, style=style if printer.colored else "")
 
 
 def summary_table(results: Sequence[StageResult], view: View) -> RenderableType:

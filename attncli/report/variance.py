@@ -9,13 +9,12 @@ from attncli.report.choices import Unit
 from attncli.report.curve import Curve, plot
 from attncli.report.grid import GridColumn, grid
 from attncli.report.numbers import decimals
-from attncli.report.stage_tables import paragraph
+from attncli.report.prose import paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
-    from rich.text import Text
 
     from attncli.attention.fit_scale import ScaleFit
     from attncli.report.printer import Printer
@@ -96,7 +95,7 @@ def _entries(record: Record) -> str:
     return f"{family} (df {record['df']:g})" if record["df"] is not None else str(family)
 
 
-def _variance_table(records: Sequence[Record], printer: Printer, digits: int) -> Text:
+def _variance_table(records: Sequence[Record], printer: Printer, digits: int) -> RenderableType:
     lines = _once_per_dk(records)
     columns = [_dk_column(lines)]
     for heading, key in (("mean", "mean"), ("theory", "mean_theory"), ("var", "var")):
@@ -128,7 +127,9 @@ def _notes(records: Sequence[Record], printer: Printer) -> Iterator[RenderableTy
         )
 
 
-def _softmax_table(records: Sequence[Record], printer: Printer, digits: int, unit: Unit) -> Text:
+def _softmax_table(
+    records: Sequence[Record], printer: Printer, digits: int, unit: Unit
+) -> RenderableType:
     """The three symptoms of a missing scale; a line for no scale, and one per rule."""
     lines = []
     for dk in dict.fromkeys(record["dk"] for record in records):
@@ -190,7 +191,7 @@ def _points(records: Sequence[Record], key: str, unit: Unit) -> list[tuple[float
     return [(record["dk"], _entropy(record[key], unit)) for record in records]
 
 
-def _audit_table(records: Sequence[Record], printer: Printer, digits: int) -> Text:
+def _audit_table(records: Sequence[Record], printer: Printer, digits: int) -> RenderableType:
     shown = {
         "var": "var",
         "interaction": "var_from_interaction",

@@ -16,8 +16,8 @@ from plain_masks import plain_mask
 
 from attncli.attention.mask import Mask, Sizes, build_mask
 from attncli.attention.mask_additive import Effect, Format, audit_additive, effect_of, rounded
-from attncli.attention.mask_audit import MaskRecord, audit, undeclared_leaks
-from attncli.attention.mask_compare import Cell, compare, leaks
+from attncli.attention.mask_audit import MaskRecord, audit
+from attncli.attention.mask_compare import Cell, compare, leaks, undeclared_leaks
 from attncli.attention.mask_effect import mask_effect, weights_before_and_after
 from attncli.attention.mask_picture import cell_counts
 from attncli.attention.mask_view import View

@@ -408,3 +408,36 @@ def test_python_finds_the_same(right: torch.Tensor) -> None:
     ]
     with pytest.raises(attncli.UsageError, match="got none"):
         attncli.check(q, k, v)
+
+
+@pytest.mark.parametrize(("q_len", "k_len"), [(0, 3), (3, 0), (0, 0), (1, 1)])
+def test_axes_of_length_none_and_one(run: Run, q_len: int, k_len: int) -> None:
+    for role, length in (("q", q_len), ("k", k_len), ("v", k_len)):
+        np.save(f"{role}.npy", np.ones((1, 2, length, 3), np.float32))
+    words = ["check", "q.npy", "k.npy", "v.npy"]
+    expected = torch.full((1, 2, q_len, 3), 1.0 if k_len else 0.0)
+    run(*words, *candidate("output", expected))
+    off = run(*words, *candidate("output", expected + 2), "-f", "json", code=3 if q_len else 0)
+    assert off.json["data"]["records"][0]["mismatches"] == 6 * q_len
+    logsumexp = torch.full((1, 2, q_len), 3 / 3**0.5 if k_len else -torch.inf)
+    run(*words, *candidate("logsumexp", logsumexp))
+    assert run(*words, *candidate("weights", torch.ones(1, 2, q_len, k_len))).stderr == ""
+
+
+def test_padded_queries_may_hold_anything(run: Run, right: torch.Tensor) -> None:
+    right[1, :, 2:] = float("nan")
+    words = [*DECLARED, *candidate("output", right)]
+    run(*words, "--query-lengths", "5,2")
+    run(*words, code=3)
+
+
+def test_q_and_k_exchanged_are_verified_by_exchanging_them(run: Run) -> None:
+    for seed, role in enumerate(("q", "k", "v")):
+        np.save(f"{role}.npy", np.random.default_rng(seed).standard_normal((1, 2, 6, 4)))
+    computed = run("compute", "k.npy", "q.npy", "v.npy", "-f", "json").json
+    values = torch.tensor(computed["data"]["stages"]["output"]["values"], dtype=torch.float64)
+    named = ["--q", "q.npy", "--k", "k.npy", "--v", "v.npy"]
+    for files in (["q.npy", "k.npy", "v.npy"], named):
+        found = matching(run, ["check", *files, *candidate("output", values)])
+        assert [one["name"] for one in found] == ["qk:exchanged"]
+        assert_verified(run, found)

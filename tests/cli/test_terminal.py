@@ -167,7 +167,7 @@ def test_numbers(value: float | None, digits: int, expected: str) -> None:
 def test_a_table_too_wide_is_split_and_keeps_its_keys() -> None:
     key = GridColumn("name", ["a", "b"], is_text=True, is_key=True)
     others = [GridColumn(f"column {n}", ["1" * 20, "2"]) for n in range(6)]
-    text = grid([key, *others], Printer(color=Color.NEVER)).plain
+    text = grid([key, *others], Printer(color=Color.NEVER))
     assert widest(text) <= 80
     assert text.count("name") == 2
     assert [f"column {n}" in text for n in range(6)] == [True] * 6

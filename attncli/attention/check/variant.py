@@ -235,7 +235,7 @@ def _softmax(
     if problem.sinks is not None:
         sink = problem.cast(problem.sinks[part.head])[None, :, None]  # (1, h, 1)
     soft = steps.softmax(found.masked, found.visible, sink)
-    if variant.softmax is SoftmaxOver.KEYS:
+    if variant.softmax is SoftmaxOver.KEYS or not found.masked.shape[-1]:  # no keys, no sums
         return soft
     weights = soft.weights
     if variant.softmax in (SoftmaxOver.ALL_KEYS, SoftmaxOver.ADDED_KEYS):
