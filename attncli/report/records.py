@@ -268,10 +268,3 @@ CHECK = (
     Column("n_posinf", "inf"),
     Column("n_neginf", "-inf"),
 )
-
-HYPOTHESIS = (
-    Column("name", "mistake"),
-    Column("matches", "matches"),
-    Column("max_abs_error", "max abs error"),
-    Column("options", "reproduce with"),
-)

@@ -413,15 +413,20 @@ def test_python_finds_the_same(right: torch.Tensor) -> None:
 @pytest.mark.parametrize(("q_len", "k_len"), [(0, 3), (3, 0), (0, 0), (1, 1)])
 def test_axes_of_length_none_and_one(run: Run, q_len: int, k_len: int) -> None:
     for role, length in (("q", q_len), ("k", k_len), ("v", k_len)):
-        np.save(f"{role}.npy", np.ones((1, 2, length, 3), np.float32))
+        np.save(f"{role}.npy", np.ones((1, 1, length, 3), np.float32))
     words = ["check", "q.npy", "k.npy", "v.npy"]
-    expected = torch.full((1, 2, q_len, 3), 1.0 if k_len else 0.0)
+    expected = torch.full((1, 1, q_len, 3), 1.0 if k_len else 0.0)
     run(*words, *candidate("output", expected))
     off = run(*words, *candidate("output", expected + 2), "-f", "json", code=3 if q_len else 0)
-    assert off.json["data"]["records"][0]["mismatches"] == 6 * q_len
-    logsumexp = torch.full((1, 2, q_len), 3 / 3**0.5 if k_len else -torch.inf)
+    assert off.json["data"]["records"][0]["mismatches"] == 3 * q_len
+    logsumexp = torch.full((1, 1, q_len), 3 / 3**0.5 if k_len else -torch.inf)
     run(*words, *candidate("logsumexp", logsumexp))
-    assert run(*words, *candidate("weights", torch.ones(1, 2, q_len, k_len))).stderr == ""
+    assert (
+        run(
+            *words, *candidate("weights", torch.full((1, 1, q_len, k_len), 1 / max(1, k_len)))
+        ).stderr
+        == ""
+    )
 
 
 def test_padded_queries_may_hold_anything(run: Run, right: torch.Tensor) -> None:
