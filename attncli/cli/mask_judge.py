@@ -27,12 +27,12 @@ def find_leaks(
     Raises:
         UsageError: there is no mask file to judge.
     """
+    if "leak" not in several(chosen.fail_on):
+        return None
     from attncli.attention.mask import build_mask
     from attncli.attention.mask_compare import leaks, undeclared_leaks
     from attncli.attention.options import AttentionOptions
 
-    if "leak" not in several(chosen.fail_on):
-        return None
     options = read.options
     if options.attn_mask is None:
         raise UsageError("--fail-on leak", "expected --attn-mask beside it, got none")
