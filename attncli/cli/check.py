@@ -85,6 +85,8 @@ def register(app: typer.Typer) -> None:
         from attncli.cli.inputs import load_groups
         from attncli.cli.problems import problem_of, warnings_of
 
+        if inputs.wo is not None:
+            raise UsageError("--wo", "expected none, got it; an output is checked before W_O")
         specs = _specs(chosen)
         printer = make_printer(work)
         groups = load_groups(inputs)

@@ -336,6 +336,7 @@ FAILURES = [
         2,
         "--pair: expected one candidate beside it, got 2",
     ),
+    ("--x q.npy --wq q.npy --wk q.npy --wo q.npy --actual-output o.npy", 2, "--wo: expected none"),
     ("b.safetensors --actual-output o.npy", 2, "--group: expected one group, got 2"),
     ("q.npy k.npy v.npy --causal --actual-output o.npy", 2, "--query-offset"),
 ]
