@@ -155,7 +155,9 @@ class Printer:
 
         options: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
         rich_terminal = self.on_terminal and os.environ.get("TERM") not in ("dumb", "unknown")
-        system = "auto" if rich_terminal else "256"
+        # Off a terminal rich would not ask what colours the one that shows it in the end has.
+        deep = os.environ.get("COLORTERM") in ("truecolor", "24bit")
+        system = "auto" if rich_terminal else "truecolor" if deep else "256"
         return Console(
             width=self.width,
             height=UNLIMITED,
