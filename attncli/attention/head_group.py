@@ -89,6 +89,12 @@ class HeadGroup:
         return self.softcap is None and self.slopes is None and self.by_interval
 
     @property
+    def in_a_row(self) -> bool:
+        """Whether the queries follow each other without a gap."""
+        count = len(self.queries)
+        return count > 0 and int(self.queries[-1]) - int(self.queries[0]) == count - 1
+
+    @property
     def binary(self) -> bool:
         """Whether logits may be computed in units of ln 2, which spares a pass over each tile.
 

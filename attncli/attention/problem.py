@@ -185,7 +185,7 @@ def refuse_nonfinite(tensor: torch.Tensor, role: str) -> None:
     if not tensor.is_floating_point():
         return
     count, first = 0, None
-    for index, part in enumerate(_parts(tensor)):
+    for index, part in enumerate(_parts(tensor.detach())):
         # NaN and inf both outlive a sum, which costs a fifth of looking at each element.
         if math.isfinite(float(part.sum())):
             continue

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from attncli.attention.head_group import HeadGroup
     from attncli.attention.row_statistics import RowStatistics
 
+# Rows of a diagonal at once: with 64 dimensions a product of 8 MiB.
+DIAGONAL_ROWS = 1 << 15
+# A weight that no key has.
+NOT_SEEN = -1.0
 # Cells of a band that are computed and not used grow with its height.
 BAND_ROWS = 256
 
@@ -77,22 +81,58 @@ def find_shares(group: HeadGroup, rows: RowStatistics, sink_keys: int, local_win
     if group.positions is None:
         return Shares(first, None, None, None)
 
+    band = _diagonals(group, local_window) if group.plain and group.in_a_row else None
+    if band is None:
+        band = _all_bands(group, local_window)
+    weights = _weights(band, rows, slice(None))  # (G, R, 2·window + 1)
+    middle = local_window
+    return Shares(
+        first,
+        _share(weights, rows, slice(middle, middle + 1)),
+        _share(weights, rows, slice(middle - 1, middle)),
+        _share(weights, rows, slice(None)),
+    )
+
+
+def _diagonals(group: HeadGroup, window: int) -> torch.Tensor:
+    """Logits of the keys p − window … p + window of queries that follow each other.
+
+    Each step from p is one product of the queries with the keys moved along, so that nothing is
+    computed that is not wanted.
+    """
+    assert group.offset is not None
+    length, k_len = len(group.queries), group.keys.shape[2]
+    found = group.keys.new_full((len(group.heads), length, 2 * window + 1), -torch.inf)
+    for start in range(0, length, DIAGONAL_ROWS):
+        stop = min(start + DIAGONAL_ROWS, length)
+        queries = group.scaled_queries(start, stop).transpose(1, 2).contiguous()  # (G, d_k, rows)
+        position = group.offset + int(group.queries[start])
+        for place in range(2 * window + 1):
+            key = position + place - window  # of the first row
+            low, high = max(0, -key), min(stop - start, k_len - key)
+            if low < high:
+                keys = group.keys[:, :, key + low : key + high]
+                found[:, start + low : start + high, place] = (queries[:, :, low:high] * keys).sum(
+                    1
+                )
+    steps = torch.arange(-window, window + 1, device=group.device)
+    assert group.positions is not None
+    keys = group.positions[:, None] + steps  # (R, 2·window + 1)
+    first, stop_keys = group.bounds[..., None]
+    return found.masked_fill_((keys < first) | (keys >= stop_keys), -torch.inf)
+
+
+def _all_bands(group: HeadGroup, window: int) -> torch.Tensor:
+    """The same for any queries and anything that is added to the logits, block by block."""
+
     def band_of(block: RowBlock, work: Workspace) -> torch.Tensor:
-        return _band(group, block, local_window, work)
+        return _band(group, block, window, work)
 
     bands = share_out(
         band_of, list(_narrow_blocks(group)), lambda: Workspace.of(group), group.workers
     )
-    nothing = group.keys.new_empty(len(group.heads), 0, 2 * local_window + 1)
-    band = torch.cat([nothing, *bands], 1)  # (G, R, 2·window + 1)
-    middle = local_window
-    own, previous = band[..., middle : middle + 1], band[..., middle - 1 : middle]
-    return Shares(
-        first,
-        _share(own, rows, slice(None)),
-        _share(previous, rows, slice(None)),
-        _share(band, rows, slice(None)),
-    )
+    nothing = group.keys.new_empty(len(group.heads), 0, 2 * window + 1)
+    return torch.cat([nothing, *bands], 1)
 
 
 def _first_share(group: HeadGroup, rows: RowStatistics, sink_keys: int, work: Workspace) -> Share:
@@ -107,7 +147,7 @@ def _first_share(group: HeadGroup, rows: RowStatistics, sink_keys: int, work: Wo
             tile = Tile(left, min(left + TILE_KEYS, count), True, True)
             logits, _ = work.tile(group, block.stop - block.start, tile.stop - tile.start)
             score_tile(group, block, tile, queries, logits, work)
-            part = _share(logits, rows, inside)
+            part = _share(_weights(logits, rows, inside), rows, slice(None), inside)
             total.weight[:, inside] += part.weight
             total.seen[:, inside] += part.seen
     empty = rows.empty.expand(total.weight.shape)
@@ -127,10 +167,6 @@ def _band(group: HeadGroup, block: RowBlock, window: int, work: Workspace) -> to
     queries = group.scaled_queries(block.start, block.stop)
     logits = group.keys.new_empty(shape[0], shape[1], right - left)
     index = (keys - left).clamp(0, right - left - 1).expand(shape)
-    if group.plain:  # nothing but intervals: looked up for the few cells that are wanted
-        torch.bmm(queries, group.keys[:, :, left:right], out=logits)
-        first, stop = group.bounds[:, block.start : block.stop, None]
-        return logits.gather(2, index).masked_fill_((keys < first) | (keys >= stop), -torch.inf)
     score_tile(group, block, Tile(left, right, True, True), queries, logits, work)
     return logits.gather(2, index).masked_fill_((keys < left) | (keys >= right), -torch.inf)
 
@@ -146,10 +182,18 @@ def _narrow_blocks(group: HeadGroup) -> Iterator[RowBlock]:
         start = stop
 
 
-def _share(logits: torch.Tensor, rows: RowStatistics, inside: slice) -> Share:
-    """What the keys of these logits (G, rows, keys) get together."""
+def _weights(logits: torch.Tensor, rows: RowStatistics, inside: slice) -> torch.Tensor:
+    """Float64 weights of the keys of these logits (G, rows, keys); −1 where one is not seen."""
     peak, whole = rows.peak[:, inside], 1 + rows.excess[:, inside]
-    seen = ~torch.isneginf(logits)
     weights = exponential(logits.to(torch.float64) - peak[..., None]) / whole[..., None]
-    weight = torch.where(seen, weights, 0.0).sum(-1).clamp(max=1.0)
+    return weights.masked_fill_(torch.isneginf(logits), NOT_SEEN)
+
+
+def _share(
+    weights: torch.Tensor, rows: RowStatistics, of_keys: slice, inside: slice = slice(None)
+) -> Share:
+    """What some of the keys of these weights get together."""
+    chosen = weights[..., of_keys]
+    seen = chosen != NOT_SEEN
+    weight = torch.where(seen, chosen, 0.0).sum(-1).clamp(max=1.0)
     return Share(weight.masked_fill(rows.empty[:, inside], torch.nan), seen.sum(-1))

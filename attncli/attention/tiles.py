@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from attncli.attention.head_group import HeadGroup
     from attncli.attention.intervals import RowBlock, Tile
 
-# Half of these keys would stay in a second-level cache of 2 MiB and be a tenth faster in one thread.
-# In two threads this is a fifth faster: Python's lock changes hands after every operation.
+# Half of these keys would stay in a second-level cache of 2 MiB, a tenth faster in one thread. In
+# two threads this is a fifth faster, since Python's lock changes hands after every operation.
 TILE_ROWS = 512
 TILE_KEYS = 1024
 TILE_CELLS = TILE_ROWS * TILE_KEYS
