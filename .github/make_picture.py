@@ -1,6 +1,6 @@
 """Draw README's picture: the real output of a command, in colour, as SVG.
 
-    python .github/make_picture.py
+python .github/make_picture.py
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import attncli
-from attncli.attention.chosen_heads import chosen_parts
 from attncli.attention.options import AttentionOptions
+from attncli.attention.streaming.chosen_heads import chosen_parts
 
 
 def tensors(requires_grad: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

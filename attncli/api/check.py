@@ -13,14 +13,14 @@ from attncli.api.arguments import (
     as_tensor,
 )
 from attncli.attention.check.candidate import Target, read_candidate
-from attncli.attention.hypotheses import Hypothesis
-from attncli.attention.hypotheses import check as check_candidates
+from attncli.attention.check.hypotheses import Hypothesis
+from attncli.attention.check.hypotheses import check as check_candidates
 from attncli.attention.options import Layout, Precision
 from attncli.attention.problem import make_problem
 from attncli.errors import UsageError
 
 if TYPE_CHECKING:
-    from attncli.attention.compare import Comparison
+    from attncli.attention.check.compare import Comparison
     from attncli.attention.problem import Problem
 
 

@@ -15,12 +15,12 @@ from attncli.api.arguments import (
     as_options,
     as_tensor,
 )
-from attncli.attention.chosen_heads import chosen_parts, stream_parts
-from attncli.attention.head_statistics import HeadStatistics, head_statistics
-from attncli.attention.labels import Thresholds
 from attncli.attention.options import Layout, Precision
 from attncli.attention.problem import Problem, make_problem
-from attncli.attention.stream import HeadRows, Wanted
+from attncli.attention.streaming.chosen_heads import chosen_parts, stream_parts
+from attncli.attention.streaming.head_statistics import HeadStatistics, head_statistics
+from attncli.attention.streaming.labels import Thresholds
+from attncli.attention.streaming.stream import HeadRows, Wanted
 from attncli.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attncli.attention.mask import Mask, Sizes, build_mask
-from attncli.attention.mask_audit import MaskRecord
-from attncli.attention.mask_audit import audit as audit_mask
+from attncli.attention.masks.audit import MaskRecord
+from attncli.attention.masks.audit import audit as audit_mask
+from attncli.attention.masks.mask import Mask, Sizes, build_mask
 from attncli.attention.options import OPTION_NAMES, AttentionOptions, Corner, MaskTrue
 from attncli.errors import UsageError
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from attncli.api.arguments import OptionKeywords, TensorLike, as_choice, as_options, as_tensor
-from attncli.attention.audit import audit, diagnosis
-from attncli.attention.distributions import Distribution, DistributionName
-from attncli.attention.experiment import ExperimentRecord, ExperimentSpec, experiment
 from attncli.attention.options import Layout, Precision
 from attncli.attention.problem import Problem, make_problem
-from attncli.attention.scale_rule import ScaleRule, parse_scale_rule
+from attncli.attention.variance.audit import audit, diagnosis
+from attncli.attention.variance.distributions import Distribution, DistributionName
+from attncli.attention.variance.experiment import ExperimentRecord, ExperimentSpec, experiment
+from attncli.attention.variance.scale_rule import ScaleRule, parse_scale_rule
 from attncli.errors import UsageError
 from attncli.files.limits import require_memory
 
 if TYPE_CHECKING:
-    from attncli.attention.moments import ScoreMoments
+    from attncli.attention.variance.moments import ScoreMoments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from attncli.attention.layout import to_bhsd
-from attncli.attention.mask import Mask, Sizes, build_mask
+from attncli.attention.masks.mask import Mask, Sizes, build_mask
 from attncli.attention.options import Layout, Precision
 from attncli.errors import DataError, ResourceError, UsageError
 

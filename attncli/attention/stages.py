@@ -19,7 +19,7 @@ from attncli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from attncli.attention.mask import Mask
+    from attncli.attention.masks.mask import Mask
     from attncli.attention.problem import Problem
 
 Rows = tuple[int, ...] | range

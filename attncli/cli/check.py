@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from attncli.attention.check.candidate import Candidate
-    from attncli.attention.compare import Comparison
-    from attncli.attention.hypotheses import Hypothesis
+    from attncli.attention.check.compare import Comparison
+    from attncli.attention.check.hypotheses import Hypothesis
     from attncli.attention.problem import Problem
     from attncli.cli.emit import Record
     from attncli.cli.shape import Shape
@@ -176,7 +176,7 @@ def _specs(chosen: CheckOptions) -> dict[str, str]:
 
 
 def _run_check(run: _Run, specs: dict[str, str]) -> None:
-    from attncli.attention.hypotheses import check
+    from attncli.attention.check.hypotheses import check
     from attncli.cli.emit import emit
     from attncli.cli.progress import progress
     from attncli.report.check import check_tables

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from attncli.attention.chosen_heads import Part
-    from attncli.attention.head_statistics import HeadStatistics
-    from attncli.attention.labels import Thresholds
     from attncli.attention.problem import Problem
-    from attncli.attention.stream import HeadRows, Wanted
+    from attncli.attention.streaming.chosen_heads import Part
+    from attncli.attention.streaming.head_statistics import HeadStatistics
+    from attncli.attention.streaming.labels import Thresholds
+    from attncli.attention.streaming.stream import HeadRows, Wanted
     from attncli.cli.emit import Record
     from attncli.cli.entropy import EntropyOptions
     from attncli.cli.inputs import Group
@@ -176,8 +176,8 @@ def sampled_records(run: EntropyRun) -> Iterator[Record]:
     What only all rows could tell (extremes, spread, counts) is None, unless the sample is all of
     them; what the sample itself holds of it has names that say so.
     """
-    from attncli.attention.chosen_heads import stream_parts
-    from attncli.attention.sample_rows import draw_rows
+    from attncli.attention.streaming.chosen_heads import stream_parts
+    from attncli.attention.streaming.sample_rows import draw_rows
 
     count = run.chosen.sample_rows
     assert count is not None
@@ -189,8 +189,8 @@ def sampled_records(run: EntropyRun) -> Iterator[Record]:
 
 
 def _sampled(run: EntropyRun, work: HeadsOfGroup, rows: HeadRows) -> Record:
-    from attncli.attention.head_statistics import head_statistics, row_columns
-    from attncli.attention.sample_rows import estimate
+    from attncli.attention.streaming.head_statistics import head_statistics, row_columns
+    from attncli.attention.streaming.sample_rows import estimate
 
     real = work.problem.mask.real_queries(rows.batch)
     sampled = len(rows.queries)
@@ -216,8 +216,8 @@ def _sampled(run: EntropyRun, work: HeadsOfGroup, rows: HeadRows) -> Record:
 
 def _stream(run: EntropyRun) -> Iterator[tuple[HeadsOfGroup, HeadRows]]:
     """Every head that is asked for, with progress; its record is kept for the verdict."""
-    from attncli.attention.chosen_heads import stream_parts
-    from attncli.attention.head_statistics import head_statistics
+    from attncli.attention.streaming.chosen_heads import stream_parts
+    from attncli.attention.streaming.head_statistics import head_statistics
 
     with _progress(run) as advance:
         for work in run.works:
@@ -229,7 +229,7 @@ def _stream(run: EntropyRun) -> Iterator[tuple[HeadsOfGroup, HeadRows]]:
 
 def _progress(run: EntropyRun, sampled: int | None = None) -> Any:
     """Progress in cells; of a sample, the share of the cells that its rows have on average."""
-    from attncli.attention.stream import planned_cells
+    from attncli.attention.streaming.stream import planned_cells
     from attncli.cli.progress import progress
 
     total = 0.0

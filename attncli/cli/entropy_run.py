@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from attncli.attention.labels import Thresholds
     from attncli.attention.problem import Problem
+    from attncli.attention.streaming.labels import Thresholds
     from attncli.cli.emit import Record
     from attncli.cli.entropy import EntropyOptions
     from attncli.cli.inputs import Group
@@ -79,7 +79,7 @@ def _plan(
     printer: Printer,
     work: WorkOptions,
 ) -> EntropyRun:
-    from attncli.attention.stream import Wanted
+    from attncli.attention.streaming.stream import Wanted
 
     wanted = Wanted(top_key=chosen.per_row, per_key=chosen.per_key, sink_keys=chosen.sink_keys)
     if chosen.histogram:
@@ -104,7 +104,7 @@ def _own_params(chosen: EntropyOptions, thresholds: Thresholds) -> dict[str, Any
 
 def _variants_of(group: Group, problem: Problem, chosen: EntropyOptions) -> list[HeadsOfGroup]:
     """The chosen heads under every scale and temperature asked for, the problem's own first."""
-    from attncli.attention.chosen_heads import chosen_parts
+    from attncli.attention.streaming.chosen_heads import chosen_parts
 
     batches = integers("--batch-index", chosen.batch_index)
     heads = integers("--head-index", chosen.head_index)
@@ -124,7 +124,7 @@ def read_thresholds(given: list[str] | None) -> Thresholds:
     Raises:
         UsageError: a name that is no label, or a value outside 0 to 1.
     """
-    from attncli.attention.labels import Thresholds
+    from attncli.attention.streaming.labels import Thresholds
 
     names = [entry.name for entry in fields(Thresholds)]
     adjusted = {}

@@ -20,9 +20,9 @@ from attncli.report.mask import Results, place
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from attncli.attention.mask import Mask
-    from attncli.attention.mask_audit import MaskAudit, MaskRecord
-    from attncli.attention.recognise import MaskRecognition
+    from attncli.attention.masks.audit import MaskAudit, MaskRecord
+    from attncli.attention.masks.mask import Mask
+    from attncli.attention.masks.recognise import MaskRecognition
     from attncli.cli.mask_sizes import Sized
     from attncli.cli.shape import Shape
     from attncli.report.printer import Printer
@@ -128,8 +128,8 @@ def run_mask(
     chosen: MaskOptions, sized: Sized, read: Shape, work: WorkOptions, printer: Printer
 ) -> None:
     """Build, audit, save and judge."""
-    from attncli.attention.mask import build_mask
-    from attncli.attention.mask_audit import audit
+    from attncli.attention.masks.audit import audit
+    from attncli.attention.masks.mask import build_mask
     from attncli.cli.mask_judge import find_leaks, judge
     from attncli.cli.mask_sizes import sizes_of
 
@@ -166,8 +166,8 @@ def _second_reading(built: Mask) -> MaskRecognition | None:
     """What an additive mask is if its "minus a lot" means hidden; None where it holds none."""
     if built.added is None:
         return None
-    from attncli.attention.mask_input import MINUS_A_LOT, blocks_of
-    from attncli.attention.recognise import recognise_mask
+    from attncli.attention.masks.mask_input import MINUS_A_LOT, blocks_of
+    from attncli.attention.masks.recognise import recognise_mask
 
     finite_low = any(
         bool(((block <= MINUS_A_LOT) & (block > -math.inf)).any())
@@ -178,7 +178,7 @@ def _second_reading(built: Mask) -> MaskRecognition | None:
 
 def _with_both(judged: MaskAudit, second: MaskRecognition) -> MaskAudit:
     """The audit with both readings in its words; its counts stay those of the mask as it stands."""
-    from attncli.attention.mask_input import MINUS_A_LOT
+    from attncli.attention.masks.mask_input import MINUS_A_LOT
 
     own = {(batch, head): part.description for batch, head, part in second.parts}
 

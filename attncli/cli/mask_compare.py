@@ -12,8 +12,8 @@ from attncli.report.choices import Format
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from attncli.attention.mask import Mask, Sizes
-    from attncli.attention.mask_compare import Comparison
+    from attncli.attention.masks.compare import Comparison
+    from attncli.attention.masks.mask import Mask, Sizes
     from attncli.cli.mask import MaskOptions
     from attncli.cli.mask_sizes import Sized
     from attncli.cli.options import WorkOptions
@@ -37,7 +37,7 @@ def run_compare(
     Raises:
         CheckFailedError: the masks differ.
     """
-    from attncli.attention.mask_compare import compare
+    from attncli.attention.masks.compare import compare
     from attncli.cli.emit import emit
     from attncli.cli.mask import described_masks, params_of
     from attncli.report.mask import comparison_tables
@@ -71,7 +71,7 @@ def run_compare(
 
 def _pair(chosen: MaskOptions, read: Shape, sizes: Sizes, printer: Printer) -> tuple[Mask, Mask]:
     """The two masks: as built and from a file, or from the file and as the options build it."""
-    from attncli.attention.mask import build_mask
+    from attncli.attention.masks.mask import build_mask
     from attncli.attention.options import AttentionOptions
     from attncli.cli.shape import read_array
 
@@ -113,8 +113,8 @@ def _second_reading(one: Mask, other: Mask) -> int | None:
     """
     import numpy as np
 
-    from attncli.attention.mask_compare import compare
-    from attncli.attention.mask_input import MINUS_A_LOT
+    from attncli.attention.masks.compare import compare
+    from attncli.attention.masks.mask_input import MINUS_A_LOT
 
     def hidden(mask: Mask) -> Mask:
         if mask.added is None:

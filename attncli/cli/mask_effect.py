@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from attncli.attention.mask import Mask
+    from attncli.attention.masks.mask import Mask
     from attncli.cli.mask import MaskOptions
     from attncli.cli.mask_sizes import Sized
     from attncli.cli.options import WorkOptions
@@ -54,8 +54,8 @@ def run_effect(
 def _records(scores: NDArray[Any], built: Mask) -> Iterator[Record]:
     import numpy as np
 
-    from attncli.attention.mask_effect import mask_effect
-    from attncli.attention.mask_view import View
+    from attncli.attention.masks.effect import mask_effect
+    from attncli.attention.masks.view import View
 
     names = ("sum_before", "sum_after", "entropy_before", "entropy_after", "mass_removed")
     names += ("mass_moved", "top_before", "top_after")  # type: ignore[assignment]
@@ -80,7 +80,7 @@ def _scores(
     """Scaled scores (B, H, S_q, S_k), from a file or from Q and K."""
     import numpy as np
 
-    from attncli.attention.mask_input import as_rank_4
+    from attncli.attention.masks.mask_input import as_rank_4
     from attncli.cli.mask_compare import told_of
 
     sizes = built.sizes

@@ -9,9 +9,9 @@ from attncli.cli.values import several
 from attncli.errors import CheckFailedError, UsageError
 
 if TYPE_CHECKING:
-    from attncli.attention.mask import Mask
-    from attncli.attention.mask_audit import MaskAudit
-    from attncli.attention.mask_compare import Leak
+    from attncli.attention.masks.audit import MaskAudit
+    from attncli.attention.masks.compare import Leak
+    from attncli.attention.masks.mask import Mask
     from attncli.cli.mask import MaskOptions
     from attncli.cli.shape import Shape
 
@@ -29,8 +29,8 @@ def find_leaks(
     """
     if "leak" not in several(chosen.fail_on):
         return None
-    from attncli.attention.mask import build_mask
-    from attncli.attention.mask_compare import leaks, undeclared_leaks
+    from attncli.attention.masks.compare import leaks, undeclared_leaks
+    from attncli.attention.masks.mask import build_mask
     from attncli.attention.options import AttentionOptions
 
     options = read.options

@@ -9,7 +9,7 @@ from attncli.errors import UsageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from attncli.attention.mask import Mask
+    from attncli.attention.masks.mask import Mask
 
 DTYPES = ("bool", "float16", "bfloat16", "float32", "float64")
 BLOCK_CELLS = 1 << 24
@@ -29,7 +29,7 @@ def save_mask(mask: Mask, target: str, dtype: str) -> int:
     """
     import numpy as np
 
-    from attncli.attention.mask_view import differs
+    from attncli.attention.masks.view import differs
     from attncli.files.writer import TensorSaver
 
     if dtype not in DTYPES:
@@ -66,7 +66,7 @@ def _block(mask: Mask, batch: int, head: int, rows: slice, dtype: str) -> tuple[
     added = np.zeros(full) if bias is None else np.broadcast_to(bias[0, 0], full)
     values = np.where(visible, added, -np.inf)
     if dtype == "bfloat16":
-        from attncli.attention.mask_additive import Format, rounded
+        from attncli.attention.masks.additive import Format, rounded
 
         exact = rounded(values, Format.BFLOAT16).astype(np.float32)
         bits = np.where(visible, exact.view(np.uint32) >> 16, np.uint32(BFLOAT16_HIDDEN))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from attncli.attention.mask import Sizes
+    from attncli.attention.masks.mask import Sizes
     from attncli.attention.options import AttentionOptions
     from attncli.cli.mask import MaskOptions
     from attncli.cli.options import ShapeOptions
@@ -96,7 +96,7 @@ def sizes_of(chosen: MaskOptions, options: AttentionOptions, sized: Sized) -> Si
     Raises:
         UsageError: a length that is said differs from that of the files.
     """
-    from attncli.attention.mask import Sizes
+    from attncli.attention.masks.mask import Sizes
 
     implied = sized.implied | _implied(options)
     found = {}

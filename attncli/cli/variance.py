@@ -19,8 +19,8 @@ from attncli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from attncli.attention.experiment import ExperimentSpec
-    from attncli.attention.scale_rule import ScaleRule
+    from attncli.attention.variance.experiment import ExperimentSpec
+    from attncli.attention.variance.scale_rule import ScaleRule
     from attncli.cli.inputs import Group
     from attncli.report.printer import Printer
 
@@ -156,7 +156,7 @@ def _refuse_work(work: WorkOptions) -> None:
 def _run_experiment(
     options: ExperimentOptions, shape: ShapeOptions, work: WorkOptions, printer: Printer
 ) -> None:
-    from attncli.attention.experiment import experiment
+    from attncli.attention.variance.experiment import experiment
     from attncli.files.limits import require_memory
     from attncli.report.records import EXPERIMENT
     from attncli.report.variance import experiment_tables
@@ -179,7 +179,7 @@ def _run_experiment(
 
 def _drawn_record(specs: list[ExperimentSpec]) -> dict[str, Any]:
     """`params` of an experiment: all that decided its numbers."""
-    from attncli.attention.distributions import DistributionName
+    from attncli.attention.variance.distributions import DistributionName
 
     first = specs[0]
     entries = first.distribution
@@ -202,8 +202,8 @@ def _drawn_record(specs: list[ExperimentSpec]) -> dict[str, Any]:
 
 
 def _specs(options: ExperimentOptions, shape: ShapeOptions) -> Iterator[ExperimentSpec]:
-    from attncli.attention.distributions import Distribution, DistributionName
-    from attncli.attention.experiment import ExperimentSpec
+    from attncli.attention.variance.distributions import Distribution, DistributionName
+    from attncli.attention.variance.experiment import ExperimentSpec
 
     name = options.dist or "normal"
     if name not in tuple(DistributionName):
@@ -227,7 +227,7 @@ def _specs(options: ExperimentOptions, shape: ShapeOptions) -> Iterator[Experime
 
 
 def _rules(options: ExperimentOptions, shape: ShapeOptions) -> tuple[ScaleRule | float, ...]:
-    from attncli.attention.scale_rule import ScaleRule, parse_scale_rule
+    from attncli.attention.variance.scale_rule import ScaleRule, parse_scale_rule
 
     if shape.scale is None:
         if options.scale_rule is not None and not several(options.scale_rule):
@@ -300,7 +300,7 @@ def _without_effect(given: ShapeOptions) -> list[str]:
 
 
 def _audited(group: Group, problem: Any, key_lengths: tuple[int, ...] | None) -> Iterator[Record]:
-    from attncli.attention.audit import audit, diagnosis
+    from attncli.attention.variance.audit import audit, diagnosis
 
     for record in audit(problem, key_lengths):
         place = {"source": group.source_name, "group": group.name}

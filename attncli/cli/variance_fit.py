@@ -10,8 +10,8 @@ from attncli.errors import DataError, UsageError
 if TYPE_CHECKING:
     import torch
 
-    from attncli.attention.fit_scale import ScaleFit
     from attncli.attention.problem import Problem
+    from attncli.attention.variance.fit_scale import ScaleFit
     from attncli.cli.options import FileOptions, ShapeOptions, WorkOptions
     from attncli.report.printer import Printer
 
@@ -61,7 +61,7 @@ def _fitted(problem: Problem, tensor: torch.Tensor, spec: str) -> ScaleFit:
     Raises:
         DataError: it is neither weights nor output; names the file.
     """
-    from attncli.attention.fit_scale import fit_scale
+    from attncli.attention.variance.fit_scale import fit_scale
 
     fits = []
     for source in _kinds(problem, tensor, spec):

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from attncli.attention.check.compare import Comparison
+    from attncli.attention.check.hypotheses import Check, Hypothesis
     from attncli.attention.check.pair import Pair
-    from attncli.attention.compare import Comparison
-    from attncli.attention.hypotheses import Check, Hypothesis
     from attncli.attention.problem import Problem
     from attncli.report.printer import Printer
 

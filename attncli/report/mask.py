@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from attncli.attention.mask import Mask
-    from attncli.attention.mask_additive import AddedValue
-    from attncli.attention.mask_audit import MaskAudit
-    from attncli.attention.mask_compare import Comparison, Leak
-    from attncli.attention.recognise import MaskRecognition
+    from attncli.attention.masks.additive import AddedValue
+    from attncli.attention.masks.audit import MaskAudit
+    from attncli.attention.masks.compare import Comparison, Leak
+    from attncli.attention.masks.mask import Mask
+    from attncli.attention.masks.recognise import MaskRecognition
     from attncli.report.grid import GridColumn
     from attncli.report.printer import Printer
 
@@ -32,7 +32,7 @@ MOST_PICTURES = 4
 BIAS_ROWS = 8
 # Lines of counts on a terminal.
 MOST_RECORDS = 40
-# As `attncli.attention.mask_input.MINUS_A_LOT`, which would bring NumPy with it.
+# As `attncli.attention.masks.mask_input.MINUS_A_LOT`, which would bring NumPy with it.
 MINUS_A_LOT = -1e4
 
 
@@ -99,8 +99,8 @@ def _pictures(
     results: Results, labels: Sequence[str] | None, printer: Printer
 ) -> Iterator[RenderableType]:
     """Each different matrix; cells that hold a finite "minus a lot" are marked as such."""
-    from attncli.attention.mask_picture import cell_counts
-    from attncli.attention.mask_view import View
+    from attncli.attention.masks.picture import cell_counts
+    from attncli.attention.masks.view import View
 
     built = results.built
     told = results.judged.recognition if results.second is None else results.second
@@ -230,7 +230,7 @@ def _bias_lines(built: Mask, printer: Printer, digits: int) -> Iterator[Renderab
         yield from _bias_corner(built, digits)
     if built.added is None:
         return
-    from attncli.attention.mask_additive import Effect, audit_additive
+    from attncli.attention.masks.additive import Effect, audit_additive
     from attncli.report.grid import grid
 
     found = audit_additive(built)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import RenderableType
 
-    from attncli.attention.mask_picture import CellCounts
+    from attncli.attention.masks.picture import CellCounts
     from attncli.report.printer import Printer
 
 # Share of visible cells in a rectangle: none, up to a third, two thirds, less than all, all.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from attncli.attention.fit_scale import ScaleFit
+    from attncli.attention.variance.fit_scale import ScaleFit
     from attncli.report.printer import Printer
 
 Record = dict[str, Any]

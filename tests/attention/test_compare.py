@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attncli.attention.check.candidate import values_dtype
+from attncli.attention.check.compare import Comparison, Target, compare, read_candidate
 from attncli.attention.check.pair import compare_pair
-from attncli.attention.compare import Comparison, Target, compare, read_candidate
 from attncli.attention.options import AttentionOptions, Layout
 from attncli.attention.problem import Problem, make_problem
 from attncli.errors import DataError

@@ -12,14 +12,14 @@ import mpmath
 import numpy as np
 import pytest
 
-from attncli.attention import experiment as experiment_module
-from attncli.attention.audit import diagnosis
-from attncli.attention.clustered import ClusterSums, student_quantile
-from attncli.attention.distributions import Distribution, DistributionName
-from attncli.attention.experiment import ExperimentRecord, ExperimentSpec, experiment
-from attncli.attention.moments import ScoreMoments
-from attncli.attention.scale_rule import ScaleRule, parse_scale_rule, scale_of
 from attncli.attention.symptoms import symptoms
+from attncli.attention.variance import experiment as experiment_module
+from attncli.attention.variance.audit import diagnosis
+from attncli.attention.variance.clustered import ClusterSums, student_quantile
+from attncli.attention.variance.distributions import Distribution, DistributionName
+from attncli.attention.variance.experiment import ExperimentRecord, ExperimentSpec, experiment
+from attncli.attention.variance.moments import ScoreMoments
+from attncli.attention.variance.scale_rule import ScaleRule, parse_scale_rule, scale_of
 from attncli.errors import UsageError
 
 NAMES = list(DistributionName)

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from attncli.attention import fit_sample, steps
-from attncli.attention.fit_scale import FitSource, ScaleFit, fit_scale
+from attncli.attention import steps
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem, make_problem
+from attncli.attention.variance import fit_sample
+from attncli.attention.variance.fit_scale import FitSource, ScaleFit, fit_scale
 from attncli.errors import DataError, UsageError
 
 DK, DV, HEADS = 16, 9, 4

@@ -18,9 +18,9 @@ from mistaken import (
     visible,
 )
 
+from attncli.attention.check.compare import Target, compare, read_candidate
+from attncli.attention.check.hypotheses import Check, check
 from attncli.attention.check.mistakes import MISTAKES
-from attncli.attention.compare import Target, compare, read_candidate
-from attncli.attention.hypotheses import Check, check
 
 DRAWS = 2
 # From an output, dropped weights can be told only where the values allow to solve for them.

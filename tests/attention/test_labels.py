@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from attncli.attention.head_statistics import HeadStatistics, head_statistics
-from attncli.attention.labels import Label, LabelScores, Thresholds, choose_label
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import make_problem
-from attncli.attention.sample_rows import draw_rows, sample_rows
-from attncli.attention.stream import stream_rows
+from attncli.attention.streaming.head_statistics import HeadStatistics, head_statistics
+from attncli.attention.streaming.labels import Label, LabelScores, Thresholds, choose_label
+from attncli.attention.streaming.sample_rows import draw_rows, sample_rows
+from attncli.attention.streaming.stream import stream_rows
 from attncli.errors import UsageError
 
 N = 24

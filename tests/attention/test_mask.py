@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_masks import plain_mask
 
-from attncli.attention.mask import Mask, Sizes, alibi_slopes, build_mask
+from attncli.attention.masks.mask import Mask, Sizes, alibi_slopes, build_mask
 from attncli.attention.options import AttentionOptions, Corner, MaskTrue
 from attncli.errors import DataError, UsageError
 

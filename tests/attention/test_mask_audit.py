@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_masks import plain_mask
 
-from attncli.attention.mask import Mask, Sizes, build_mask
-from attncli.attention.mask_additive import Effect, Format, audit_additive, effect_of, rounded
-from attncli.attention.mask_audit import MaskRecord, audit
-from attncli.attention.mask_compare import Cell, compare, leaks, undeclared_leaks
-from attncli.attention.mask_effect import mask_effect, weights_before_and_after
-from attncli.attention.mask_picture import cell_counts
-from attncli.attention.mask_view import View
+from attncli.attention.masks.additive import Effect, Format, audit_additive, effect_of, rounded
+from attncli.attention.masks.audit import MaskRecord, audit
+from attncli.attention.masks.compare import Cell, compare, leaks, undeclared_leaks
+from attncli.attention.masks.effect import mask_effect, weights_before_and_after
+from attncli.attention.masks.mask import Mask, Sizes, build_mask
+from attncli.attention.masks.picture import cell_counts
+from attncli.attention.masks.view import View
 from attncli.attention.options import AttentionOptions
 from attncli.errors import DataError
 
@@ -429,8 +429,8 @@ def test_no_queries_have_no_effect() -> None:
 def test_nothing_here_imports_torch(name: str) -> None:
     """The second name shows that the first could be found."""
     code = (
-        "import sys, attncli.attention.mask_audit, attncli.attention.mask_additive, "
-        "attncli.attention.mask_effect, attncli.attention.mask_picture\n"
+        "import sys, attncli.attention.masks.audit, attncli.attention.masks.additive, "
+        "attncli.attention.masks.effect, attncli.attention.masks.picture\n"
         f"sys.exit({name!r} in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], check=False)
@@ -441,8 +441,8 @@ _MEASURE = r"""
 import re, sys
 from pathlib import Path
 import numpy as np
-from attncli.attention.mask import Sizes, build_mask
-from attncli.attention.mask_audit import audit
+from attncli.attention.masks.mask import Sizes, build_mask
+from attncli.attention.masks.audit import audit
 from attncli.attention.options import AttentionOptions
 def peak():  # ru_maxrss would start from that of the process before
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncli.attention import cell_sums, sides
-from attncli.attention.audit import audit
-from attncli.attention.moments import ScoreMoments, score_moments
 from attncli.attention.options import AttentionOptions, Corner, MaskTrue
 from attncli.attention.problem import Precision, Problem, make_problem
+from attncli.attention.variance import cell_sums, sides
+from attncli.attention.variance.audit import audit
+from attncli.attention.variance.moments import ScoreMoments, score_moments
 
 S = 37
 RNG = np.random.default_rng(5)

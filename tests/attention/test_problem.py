@@ -11,7 +11,7 @@ import torch
 
 from attncli.attention import problem as problem_module
 from attncli.attention.cost import cost_of
-from attncli.attention.mask import Sizes
+from attncli.attention.masks.mask import Sizes
 from attncli.attention.options import AttentionOptions, Layout, Precision
 from attncli.attention.problem import (
     Problem,

@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from plain_masks import plain_mask
 
-from attncli.attention.mask import Mask, Sizes, build_mask
-from attncli.attention.mask_view import View
+from attncli.attention.masks.mask import Mask, Sizes, build_mask
+from attncli.attention.masks.patterns import Pattern, ranges
+from attncli.attention.masks.recognise import MaskRecognition, recognise, recognise_mask
+from attncli.attention.masks.view import View
 from attncli.attention.options import AttentionOptions
-from attncli.attention.patterns import Pattern, ranges
-from attncli.attention.recognise import MaskRecognition, recognise, recognise_mask
 
 LOWER = np.tri(6, dtype=bool)
 KEYS = np.arange(6)

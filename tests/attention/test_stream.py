@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncli.attention import steps, stream, tiles
+from attncli.attention import steps
 from attncli.attention.options import AttentionOptions, Corner, MaskTrue
 from attncli.attention.problem import Precision, Problem, make_problem
-from attncli.attention.stream import HeadRows, Wanted, planned_cells, stream_rows
+from attncli.attention.streaming import stream, tiles
+from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells, stream_rows
 
 EVERYTHING = Wanted(top_key=True, output=True, per_key=True, sink_keys=2, local_window=2)
 
@@ -29,8 +30,8 @@ def use_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int) -> None:
     for module in (stream, tiles):
         monkeypatch.setattr(module, "TILE_ROWS", rows)
         monkeypatch.setattr(module, "TILE_KEYS", keys)
-    monkeypatch.setattr("attncli.attention.single_keys.TILE_KEYS", keys)
-    monkeypatch.setattr("attncli.attention.single_keys.BAND_ROWS", rows)
+    monkeypatch.setattr("attncli.attention.streaming.single_keys.TILE_KEYS", keys)
+    monkeypatch.setattr("attncli.attention.streaming.single_keys.BAND_ROWS", rows)
     monkeypatch.setattr(stream, "TILE_CELLS", rows * keys)
 
 

@@ -11,7 +11,7 @@ from mpmath import mp, mpf
 
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Precision, Problem, make_problem
-from attncli.attention.stream import HeadRows, Wanted, stream_rows
+from attncli.attention.streaming.stream import HeadRows, Wanted, stream_rows
 
 ULP32 = 2.0**-23
 

@@ -10,8 +10,8 @@ import math
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from attncli.attention.distributions import Distribution, DistributionName
-from attncli.attention.experiment import ExperimentSpec, experiment
+from attncli.attention.variance.distributions import Distribution, DistributionName
+from attncli.attention.variance.experiment import ExperimentSpec, experiment
 
 CASES = {
     "normal": Distribution(),

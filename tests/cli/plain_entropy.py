@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attncli.attention import steps
-from attncli.attention.mask import Sizes, build_mask
+from attncli.attention.masks.mask import Sizes, build_mask
 from attncli.attention.options import AttentionOptions
 
 Record = dict[str, Any]

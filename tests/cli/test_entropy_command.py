@@ -15,7 +15,7 @@ import torch
 from plain import Run
 from plain_entropy import Record, assert_close, plain_head, plain_rows
 
-from attncli.attention.mask import Sizes, build_mask
+from attncli.attention.masks.mask import Sizes, build_mask
 from attncli.attention.options import AttentionOptions
 
 SAMPLES = Path(__file__).parents[2] / "sample_inputs"

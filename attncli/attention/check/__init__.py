@@ -7,5 +7,6 @@ difference  errors of a candidate, gathered block by block
 places      where the errors sit
 nonfinite   why a candidate holds NaN or inf
 mistakes    the table of classic mistakes
-search      which of them explain a candidate
+hypotheses  which of them explain a candidate
+compare     candidates against the reference; pair: two of them against each other as well
 """

@@ -272,7 +272,7 @@ def _as_read(candidate: Candidate, variant: Variant) -> torch.Tensor:
 
 def all_row_samples(problem: Problem) -> list[RowSample]:
     """Every query that is not padding."""
-    from attncli.attention.compare import real_rows
+    from attncli.attention.check.compare import real_rows
 
     return [RowSample(batches, rows) for rows, batches in real_rows(problem)]
 

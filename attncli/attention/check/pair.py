@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from attncli.attention.check.candidate import Candidate
+from attncli.attention.check.compare import Comparison, compare, real_queries, real_rows
 from attncli.attention.check.difference import Sums, errors_of
 from attncli.attention.check.places import Places, Tally, places_of
 from attncli.attention.check.tolerance import Tolerance, tolerance_of
 from attncli.attention.check.variant import Part
-from attncli.attention.compare import Comparison, compare, real_queries, real_rows
 
 if TYPE_CHECKING:
     from attncli.attention.options import AttentionOptions

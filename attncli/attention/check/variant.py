@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attncli.attention import steps
-from attncli.attention.mask import build_mask
+from attncli.attention.masks.mask import build_mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

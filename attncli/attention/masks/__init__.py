@@ -1,0 +1,1 @@
+"""Masks: which key each query may see, built, counted, recognised and compared."""

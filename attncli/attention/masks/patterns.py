@@ -1,0 +1,315 @@
+"""What a mask is, as numbers, as the options that build it, and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attncli.attention.masks.structure import Structure
+from attncli.attention.masks.view import document_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+Option = Any  # a value that AttentionOptions takes under the option's name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pattern:
+    """One batch and head of a mask by its diagonals: the fewest numbers that give its cells.
+
+    Query i sees key j iff all of these hold, None standing for "no such rule":
+    lowest ≤ j − i; j − i ≤ highest, or j < prefix; j − i ≤ ahead; j < length; keep_j;
+    key j and position i + position are in the same document.
+
+    Attributes:
+        q_len, k_len: S_q and S_k, which say where bottom-right is.
+        lowest: first visible diagonal.
+        highest: last visible diagonal; the query offset, where it is causal.
+        prefix: number of keys that every query sees despite `highest`.
+        ahead: last diagonal that `prefix` reaches.
+        position: query offset, where documents need one.
+        length: number of real keys.
+        keep: bool (S_k,), True = real key, where a length does not say it.
+        ids: int64 (S_k,), document of each key.
+        hidden_rows: int64, queries that see nothing although the rest would show them keys.
+    """
+
+    q_len: int
+    k_len: int
+    lowest: int | None = None
+    highest: int | None = None
+    prefix: int | None = None
+    ahead: int | None = None
+    position: int | None = None
+    length: int | None = None
+    keep: NDArray[np.bool_] | None = None
+    ids: NDArray[np.int64] | None = None
+    hidden_rows: NDArray[np.int64] | None = None
+
+    @property
+    def corners(self) -> tuple[int, ...]:
+        """Query offsets that have a name: bottom-right first, then top-left."""
+        return tuple(dict.fromkeys((self.k_len - self.q_len, 0)))
+
+    @property
+    def cost(self) -> int:
+        """How much there is to say: of the patterns that fit, the one of the least is chosen."""
+        cost = 0 if self.lowest is None else 2
+        if self.highest is not None:
+            cost += 1 if self.highest in self.corners else 2
+        cost += 2 * sum(each is not None for each in (self.prefix, self.ahead, self.length))
+        if self.keep is not None:
+            cost += 3 if self.padded_left is not None else 6
+        if self.ids is not None:
+            cost += 4 if (np.diff(self.ids) >= 0).all() else 6
+            cost += self.position not in (*self.corners, self.highest)
+        return cost + (3 if self.hidden_rows is not None else 0)
+
+    @property
+    def padded_left(self) -> int | None:
+        """How many keys are hidden, if they are the first ones and no others."""
+        if self.keep is None or not self.keep.any():
+            return None
+        hidden = int(self.keep.argmax())
+        return hidden if hidden and bool(self.keep[hidden:].all()) else None
+
+    def structure(self, rows: int) -> Structure:
+        """The visible cells of the first `rows` queries."""
+        index = np.arange(rows)
+        first, stop = np.zeros(rows, np.int64), np.full(rows, self.k_len, np.int64)
+        if self.lowest is not None:
+            first = np.clip(index + self.lowest, 0, self.k_len)
+        if self.highest is not None:
+            stop = np.maximum(index + self.highest + 1, self.prefix or 0)
+        if self.ahead is not None:
+            stop = np.minimum(stop, index + self.ahead + 1)
+        stop = np.clip(stop, 0, self.k_len if self.length is None else self.length)
+        stop = np.maximum(first, stop)
+        if self.hidden_rows is not None:
+            stop[self.hidden_rows] = first[self.hidden_rows]
+        if self.ids is None:
+            return Structure(self.k_len, first, stop, self.keep)
+        assert self.position is not None
+        return Structure(
+            self.k_len, first, stop, self.keep, *document_of(self.ids, index + self.position)
+        )
+
+    @property
+    def frame(self) -> Frame:
+        """The same in terms of a position, a window to its left and one to its right."""
+        return _frame(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Positional options: whether causal, the query offset, and windows that exclude the query."""
+
+    causal: bool
+    offset: int | None
+    left: int | None
+    right: int | None
+    prefix: int | None
+
+
+def _frame(p: Pattern) -> Frame:
+    offset = _offset(p)
+    if offset is None:
+        return Frame(False, None, None, None, None)
+    causal = p.highest == offset
+    left = None if p.lowest is None else offset - p.lowest
+    right = None if p.ahead is None else p.ahead - offset
+    if not causal and p.highest is not None:
+        right = p.highest - offset
+    return Frame(causal, offset, left, right, p.prefix)
+
+
+def _offset(p: Pattern) -> int | None:
+    """Where query 0 stands, of the offsets that give the same cells the one most likely meant."""
+    if p.ids is not None:
+        return p.position
+    if p.lowest is None:
+        return p.highest
+    if p.highest is None:
+        return next((corner for corner in p.corners if corner >= p.lowest), p.lowest)
+    if p.prefix is not None or p.highest in p.corners:
+        return p.highest
+    inside = [corner for corner in p.corners if p.lowest <= corner < p.highest]
+    even = [corner for corner in inside if corner - p.lowest == p.highest - corner]
+    return (even or inside or [p.highest])[0]
+
+
+def options_of(patterns: Sequence[Pattern]) -> dict[str, Option] | None:
+    """The options, by their names in AttentionOptions, that build one pattern per batch.
+
+    None where no options do: queries that are hidden altogether.
+    """
+    first, frame = patterns[0], patterns[0].frame
+    if any(pattern.hidden_rows is not None for pattern in patterns):
+        return None
+    options: dict[str, Option] = {"causal": True} if frame.causal else {}
+    offsets = _alike([pattern.frame.offset for pattern in patterns])
+    if frame.offset is not None and (first.q_len != first.k_len or offsets != (0,)):
+        options["query_offset"] = offsets[0] if len(offsets) == 1 else offsets
+    named = {"left_window": frame.left, "right_window": frame.right, "prefix": frame.prefix}
+    options |= {name: value for name, value in named.items() if value is not None}
+    if any(pattern.length is not None for pattern in patterns):
+        options["key_lengths"] = _alike([_length(pattern) for pattern in patterns])
+    if any(pattern.keep is not None for pattern in patterns):
+        options["key_padding"] = _alike_rows([_keep(pattern) for pattern in patterns])
+    if first.ids is not None:
+        options["segments"] = _alike_rows([pattern.ids for pattern in patterns])
+    return options
+
+
+def describe(patterns: Sequence[Pattern]) -> str:
+    """What the patterns of all batches are, in words; they differ in numbers only."""
+    parts = [_position_words(patterns), _padding_words(patterns), _document_words(patterns)]
+    hidden = patterns[0].hidden_rows
+    if hidden is not None:
+        parts.append(f"queries {ranges(hidden)} hidden")
+    said = "; ".join(part for part in parts if part)
+    if all(_length(pattern) == 0 for pattern in patterns):
+        return "nothing visible"
+    return said or "full"
+
+
+def _position_words(patterns: Sequence[Pattern]) -> str:
+    frame = patterns[0].frame
+    if not frame.causal and frame.left is None and frame.right is None:
+        return ""
+    where = _where(patterns)
+    if not frame.causal:
+        return f"{_two_sided(frame.left, frame.right)}{where}"
+    said = f"causal{where}"
+    if frame.prefix is not None:
+        said = f"prefix of {frame.prefix}, then {said}"
+    if frame.left is not None:
+        own = f"{frame.left + 1} with the query's own"
+        said += f" with a window of {_keys(frame.left)} to the left ({own})"
+    if frame.right is not None:
+        said += f", at most {_keys(frame.right)} ahead"
+    return said
+
+
+def _two_sided(left: int | None, right: int | None) -> str:
+    def side(width: int | None, name: str) -> str:
+        return f"all keys to the {name}" if width is None else f"{_keys(width)} to the {name}"
+
+    return f"window of {side(left, 'left')} and {side(right, 'right')}"
+
+
+def _where(patterns: Sequence[Pattern]) -> str:
+    """Where query 0 stands, in brackets; nothing where it is at key 0 of a square."""
+    first = patterns[0]
+    offsets = _alike([pattern.frame.offset for pattern in patterns])
+    if len(offsets) > 1:
+        return f" (offsets {','.join(map(str, offsets))})"
+    offset = offsets[0]
+    if first.q_len == first.k_len:
+        return f" (offset {offset})" if offset else ""
+    if offset == 0:
+        return " (top-left)"
+    corner = "bottom-right, " if offset == first.k_len - first.q_len else ""
+    return f" ({corner}offset {offset})"
+
+
+def _padding_words(patterns: Sequence[Pattern]) -> str:
+    if any(pattern.keep is not None for pattern in patterns):
+        return "key padding, " + _each([_hidden_words(pattern) for pattern in patterns])
+    if all(pattern.length is None for pattern in patterns):
+        return ""
+    lengths = _alike([_length(pattern) for pattern in patterns])
+    return f"key padding, length{'s' * (len(lengths) > 1)} {','.join(map(str, lengths))}"
+
+
+def _hidden_words(pattern: Pattern) -> str:
+    if pattern.padded_left is not None:
+        count = pattern.padded_left
+        return "the first key hidden" if count == 1 else f"the first {count} keys hidden"
+    hidden = np.flatnonzero(~_keep(pattern))
+    if not len(hidden):
+        return "none hidden"
+    return f"{len(hidden)} of {pattern.k_len} keys hidden: {ranges(hidden)}"
+
+
+def _document_words(patterns: Sequence[Pattern]) -> str:
+    if patterns[0].ids is None:
+        return ""
+    said = _each([_segment_words(pattern) for pattern in patterns])
+    frame = patterns[0].frame
+    positional = frame.causal or frame.left is not None or frame.right is not None
+    return said if positional else said + _where(patterns)
+
+
+def _segment_words(pattern: Pattern) -> str:
+    assert pattern.ids is not None
+    ids, firsts = np.unique(pattern.ids, return_index=True)
+    ids = ids[np.argsort(firsts)]
+    shown = [ranges(np.flatnonzero(pattern.ids == each)) for each in ids[:_SHOWN]]
+    contiguous = all("," not in each for each in shown)
+    rest = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    count = _NUMBERS.get(len(ids), str(len(ids)))
+    between = ", " if contiguous else " | "
+    noun = "document" if len(ids) == 1 else "documents"
+    return f"{count} packed {noun}: segments {between.join(shown)}{rest}"
+
+
+_SHOWN = 8
+_NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
+
+
+def ranges(index: NDArray[np.int64]) -> str:
+    """Sorted indices as ranges, "0–2, 5", cut short after some."""
+    if not len(index):
+        return "none"
+    breaks = np.flatnonzero(np.diff(index) > 1)
+    starts = index[np.concatenate([[0], breaks + 1])]
+    ends = index[np.concatenate([breaks, [len(index) - 1]])]
+    shown = [
+        str(start) if start == end else f"{start}–{end}"
+        for start, end in zip(starts[:_SHOWN], ends[:_SHOWN], strict=True)
+    ]
+    return ", ".join(shown) + (", …" if len(starts) > _SHOWN else "")
+
+
+def merge(patterns: Sequence[Pattern]) -> Sequence[Pattern]:
+    """Padding said in one way for all batches: by lengths, or else key by key."""
+    if all(pattern.keep is None for pattern in patterns):
+        return patterns
+    return [replace(pattern, length=None, keep=_keep(pattern)) for pattern in patterns]
+
+
+def _keys(count: int) -> str:
+    return f"{count} key" if count == 1 else f"{count} keys"
+
+
+def _length(pattern: Pattern) -> int:
+    return pattern.k_len if pattern.length is None else pattern.length
+
+
+def _keep(pattern: Pattern) -> NDArray[np.bool_]:
+    if pattern.keep is not None:
+        return pattern.keep
+    return np.arange(pattern.k_len) < _length(pattern)
+
+
+def _alike(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(values[:1]) if all(value == values[0] for value in values) else tuple(values)
+
+
+def _alike_rows(rows: Sequence[Any]) -> NDArray[Any]:
+    alike = all(np.array_equal(row, rows[0]) for row in rows)
+    return np.stack([rows[0]] if alike else list(rows))
+
+
+def _each(words: Sequence[str]) -> str:
+    """The words of each batch, said once where they are the same."""
+    if all(each == words[0] for each in words):
+        return words[0]
+    said = [f"batch {batch}: {each}" for batch, each in enumerate(words[:_SHOWN])]
+    return "; ".join(said) + ("; …" if len(words) > _SHOWN else "")

@@ -1,0 +1,218 @@
+"""Say what a mask is: exactly, as the inverse of something, or nearest to something.
+
+Of the patterns that give the same cells the one with the fewest numbers is named (`Pattern.cost`):
+"full" before padding, padding by a length before causality with a window, those before packed
+documents, and padding key by key last. Rules that do not show at the mask's size are not named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attncli.attention.masks.fit import complete, fit
+from attncli.attention.masks.patterns import Pattern, describe, merge, options_of
+from attncli.attention.masks.view import View, distinct_views
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from attncli.attention.masks.mask import Mask
+    from attncli.attention.masks.nearest import Nearest
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Recognition:
+    """What one batch and head of a mask is.
+
+    Attributes:
+        description: in words.
+        pattern: gives exactly the cells, in the fewest numbers; None where no known pattern does.
+        buildable: likewise, and options build it; None where no options do.
+        inverse: gives exactly the hidden cells, where that is the likelier intention or the only
+            pattern there is; None elsewhere.
+        nearest: the known pattern that differs in the fewest cells, where none is exact.
+    """
+
+    description: str
+    pattern: Pattern | None = None
+    buildable: Pattern | None = None
+    inverse: Pattern | None = None
+    nearest: Nearest | None = None
+
+    @property
+    def options(self) -> dict[str, Any] | None:
+        """Options, by their names in AttentionOptions, that build the mask; None if none do."""
+        return None if self.buildable is None else options_of([self.buildable])
+
+    @property
+    def probably_inverted(self) -> bool:
+        """Whether true and false have probably been exchanged."""
+        return self.inverse is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MaskRecognition:
+    """What a mask is as a whole.
+
+    Attributes:
+        description: in words, of all batches and heads together.
+        options: options, by their names in AttentionOptions, that build it for its number of
+            batches; None if none do, or if its heads differ.
+        parts: batch (None where all are alike), head (likewise), and what each of them is.
+    """
+
+    description: str
+    options: dict[str, Any] | None
+    parts: tuple[tuple[int | None, int | None, Recognition], ...]
+
+    @property
+    def probably_inverted(self) -> bool:
+        """Whether true and false have probably been exchanged in some batch or head."""
+        return any(part.probably_inverted for _, _, part in self.parts)
+
+
+def recognise(view: View) -> Recognition:
+    """Say what one batch and head of a mask is."""
+    found = fit(view)
+    if found.pattern is not None:
+        said = _with_suspicion([found.pattern])
+        inverse = _suspected(found.pattern)
+        return Recognition(
+            description=said, pattern=found.pattern, buildable=found.buildable, inverse=inverse
+        )
+    inverse = fit(view.inverse).pattern
+    if inverse is not None and inverse.frame.offset in (None, *inverse.corners):
+        said = f"probably inverted: {describe([inverse])}"
+        return Recognition(description=said, inverse=inverse)
+    from attncli.attention.masks.nearest import nearest_of
+
+    nearest = nearest_of(view)
+    return Recognition(description=f"no known pattern; {nearest.words}", nearest=nearest)
+
+
+def recognise_mask(mask: Mask, hide_at: float | None = None) -> MaskRecognition:
+    """Say what a mask is.
+
+    Args:
+        mask: on the host.
+        hide_at: additive values at or below this count as hidden; None for −inf alone.
+    """
+    found = distinct_views(mask, hide_at)
+    return combine([(batch, head, view, recognise(view)) for batch, head, view in found])
+
+
+def combine(
+    found: Sequence[tuple[int | None, int | None, View, Recognition]],
+) -> MaskRecognition:
+    """What the recognised batches and heads of one mask are together."""
+    parts = tuple((batch, head, part) for batch, head, _, part in found)
+    if not parts:
+        return MaskRecognition(description="full", options={}, parts=())
+    views = [view for _, _, view, _ in found]
+    if len({head for _, head, _ in parts}) == 1:
+        built = _joint(views, [part.buildable for _, _, part in parts])
+        options = None if built is None else options_of(built)
+        joint = _joint(views, [part.pattern for _, _, part in parts])
+        if joint is not None:
+            said = _with_suspicion(joint)
+            return MaskRecognition(description=said, options=options, parts=parts)
+    words = {part.description for _, _, part in parts}
+    if len(words) == 1:
+        options = parts[0][2].options if _same_options(parts) else None
+        return MaskRecognition(description=words.pop(), options=options, parts=parts)
+    return MaskRecognition(description=_listed(parts), options=None, parts=parts)
+
+
+def _with_suspicion(patterns: Sequence[Pattern]) -> str:
+    """The words of the patterns, and of what they may be the inverse of by mistake."""
+    said = describe(patterns)
+    inverse = [_suspected(pattern) for pattern in patterns]
+    suspected = [pattern for pattern in inverse if pattern is not None]
+    if len(suspected) < len(patterns):
+        return said
+    inverted = f"probably inverted: {describe(suspected)}"
+    lowest = patterns[0].lowest
+    if lowest is not None and lowest > max(patterns[0].corners):
+        return inverted  # only the future is visible: nobody declares that
+    return f"{said}; or {inverted}"
+
+
+def _suspected(pattern: Pattern) -> Pattern | None:
+    """What a mistaken True or False would have made of another pattern to give this one.
+
+    Only the future visible is causality the wrong way round. Only the last keys visible is padding
+    on the left, or padding on the right the wrong way round.
+    """
+    p = pattern
+    if p.hidden_rows is not None or p.highest is not None:
+        return None
+    if p.lowest is None:
+        return None if p.ids is not None or p.padded_left is None else _right_padding(p)
+    if p.ids is not None or not (p.lowest - 1 in p.corners or p.lowest >= max(p.corners)):
+        return None
+    inverse = replace(p, lowest=None, highest=p.lowest - 1)
+    if p.padded_left is None:
+        return inverse
+    return replace(inverse, keep=None, prefix=p.padded_left)  # hidden before, so visible after
+
+
+def _right_padding(pattern: Pattern) -> Pattern:
+    return replace(pattern, keep=None, length=pattern.padded_left)
+
+
+def _joint(views: Sequence[View], found: Sequence[Pattern | None]) -> Sequence[Pattern] | None:
+    """The patterns of all batches, told so that they differ in numbers only, where they can be."""
+    own = [pattern for pattern in found if pattern is not None]
+    if len(own) < len(found):
+        return None
+    if len({_shape(pattern) for pattern in own}) == 1:
+        return merge(own)
+    for frame in {_positional(pattern): pattern for pattern in own}.values():
+        bare = replace(frame, length=None, keep=None)
+        fitted = [complete(bare, view.profile) for view in views]
+        patterns = [pattern for pattern in fitted if pattern is not None]
+        if len(patterns) == len(own) and frame.ids is None:
+            return merge(patterns)
+    return None
+
+
+def _positional(p: Pattern) -> tuple[Any, ...]:
+    ids = None if p.ids is None else p.ids.tobytes()
+    hidden = None if p.hidden_rows is None else p.hidden_rows.tobytes()
+    return p.lowest, p.highest, p.prefix, p.ahead, p.position, ids, hidden
+
+
+def _shape(p: Pattern) -> tuple[Any, ...]:
+    """What must be alike for two patterns to be told as one."""
+    frame = p.frame
+    shape = (frame.causal, frame.offset is None, frame.left, frame.right, frame.prefix)
+    hidden = None if p.hidden_rows is None else p.hidden_rows.tobytes()
+    return *shape, p.ids is None, hidden
+
+
+def _same_options(parts: Sequence[tuple[int | None, int | None, Recognition]]) -> bool:
+    patterns = [part.buildable for _, _, part in parts]
+    first = patterns[0]
+    if first is None or any(pattern is None for pattern in patterns):
+        return False
+    return len({(_positional(p), p.length, _bytes(p.keep)) for p in patterns if p}) == 1
+
+
+def _bytes(array: np.ndarray[Any, Any] | None) -> bytes | None:
+    return None if array is None else array.tobytes()
+
+
+_LISTED = 4
+
+
+def _listed(parts: Sequence[tuple[int | None, int | None, Recognition]]) -> str:
+    """The words of each batch and head; those of the first few where there are many."""
+    said = []
+    for batch, head, part in parts[:_LISTED]:
+        names = {"batch": batch, "head": head}
+        where = " ".join(f"{name} {index}" for name, index in names.items() if index is not None)
+        said.append(f"{where}: {part.description}")
+    return " | ".join(said) + (f" | … {len(parts)} in all" if len(parts) > _LISTED else "")

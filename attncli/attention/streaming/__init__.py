@@ -1,0 +1,1 @@
+"""Statistics of rows, heads and keys in memory that grows with n alone."""

@@ -1,0 +1,274 @@
+"""Some heads of one batch, made ready for tiles, and the logits of one tile of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from attncli.attention.steps import finite_in
+from attncli.attention.streaming.intervals import RowBlock, Tile
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from attncli.attention.masks.mask import Mask
+    from attncli.attention.problem import Problem
+
+
+_KEYS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGroup:
+    """G heads of one batch, and R of its queries, in the dtype and on the device of arithmetic.
+
+    Attributes:
+        batch: index of the batch.
+        heads: the heads, neighbours.
+        queries: int64 (R,) on the host, indices of the queries, ascending.
+        rows: the same on the device.
+        q: (G, R, d_k), as it came: only the rows in hand are cast and scaled.
+        keys: (G, d_k, S_k), contiguous, so that a tile of keys is a matrix ready to multiply with.
+        values: (G, S_k, d_v); None where no output is asked for.
+        factor: multiplies a query: scale / temperature, and 1 / c before a soft cap.
+        softcap: c of c·tanh(x/c); None for none.
+        slopes: (G,), of ALiBi; None for none.
+        sinks: float64 (G, 1); None for none.
+        mask: on the device.
+        first, stop: int64 (R,) on the host, the queries' intervals of keys.
+        bounds: int32 (2, R), the same on the device.
+        key_index: int32 (S_k,), 0, 1, …
+        offset: position of query 0; None where positions are not defined.
+        positions: int64 (R,), where each query stands; likewise.
+        places: the same in the dtype of arithmetic, exact wherever there are keys nearby.
+        by_interval: whether the intervals alone say which cells are visible.
+        guarded: whether logits may be NaN or infinite, so that each tile has to be looked at.
+        workers: how many threads share the rows.
+    """
+
+    batch: int
+    heads: range
+    queries: NDArray[np.int64]
+    rows: torch.Tensor
+    q: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor | None
+    factor: float
+    softcap: float | None
+    slopes: torch.Tensor | None
+    sinks: torch.Tensor | None
+    mask: Mask
+    first: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    bounds: torch.Tensor
+    key_index: torch.Tensor
+    offset: int | None
+    positions: torch.Tensor | None
+    places: torch.Tensor | None
+    by_interval: bool
+    guarded: bool
+    workers: int = 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What arithmetic is done in."""
+        return self.keys.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is done."""
+        return self.keys.device
+
+    @property
+    def plain(self) -> bool:
+        """Whether the logits are scaled products alone, and intervals say which are visible."""
+        return self.softcap is None and self.slopes is None and self.by_interval
+
+    @property
+    def in_a_row(self) -> bool:
+        """Whether the queries follow each other without a gap."""
+        count = len(self.queries)
+        return count > 0 and int(self.queries[-1]) - int(self.queries[0]) == count - 1
+
+    @property
+    def binary(self) -> bool:
+        """Whether logits may be computed in units of ln 2, which spares a pass over each tile.
+
+        Not in float64, whose every digit counts.
+        """
+        return self.plain and self.dtype == torch.float32
+
+    def scaled_queries(self, start: int, stop: int, unit: float = 1.0) -> torch.Tensor:
+        """(G, stop − start, d_k), in the dtype of arithmetic, times the factor and a unit."""
+        return self.q[:, start:stop].to(self.device, self.dtype) * (self.factor * unit)
+
+    def relative_positions(self, block: RowBlock, key: int) -> torch.Tensor:
+        """(rows,): how far each row stands to the right of a key, p − key."""
+        assert self.places is not None
+        return self.places[block.start : block.stop] - key
+
+    def position_range(self, block: RowBlock) -> tuple[int, int]:
+        """The lowest and the highest position of a block's rows."""
+        assert self.offset is not None
+        first, last = self.queries[block.start], self.queries[block.stop - 1]
+        return self.offset + int(first), self.offset + int(last)
+
+    def intervals(self, block: RowBlock, tile: Tile) -> tuple[torch.Tensor, torch.Tensor]:
+        """Int32 (rows,) twice: where in a tile each row's keys start and stop."""
+        width = tile.stop - tile.start
+        first, stop = self.bounds[:, block.start : block.stop] - tile.start
+        return first.clamp_(0, width), stop.clamp_(0, width)
+
+    def visible(self, block: RowBlock, tile: Tile) -> torch.Tensor:
+        """Bool (G | 1, rows, keys): True where the query may see the key."""
+        heads = slice(self.heads.start, self.heads.stop)
+        batch = slice(self.batch, self.batch + 1)
+        rows, cols = self._index(block), slice(tile.start, tile.stop)
+        found: torch.Tensor = self.mask.visible(batch, heads, rows, cols)[0]
+        return found
+
+    def added(self, block: RowBlock, tile: Tile) -> torch.Tensor | None:
+        """(G | 1, rows, keys), what an additive mask adds; None where there is none."""
+        heads = slice(self.heads.start, self.heads.stop)
+        batch = slice(self.batch, self.batch + 1)
+        rows, cols = self._index(block), slice(tile.start, tile.stop)
+        found = self.mask.additive(batch, heads, rows, cols)
+        return None if found is None else finite_in(found[0], self.dtype)
+
+    def bias(self, index: int, block: RowBlock, tile: Tile) -> torch.Tensor | float:
+        """Float64 (keys,), all that is added to the logits of one head and one row."""
+        head, batch = self.heads[index], self.batch
+        rows, cols = self._index(block), slice(tile.start, tile.stop)
+        found = self.mask.bias(slice(batch, batch + 1), slice(head, head + 1), rows, cols)
+        return 0.0 if found is None else found[0, 0, 0].to(torch.float64)
+
+    def _index(self, block: RowBlock) -> slice | torch.Tensor:
+        """The block's queries; a slice wherever they are neighbours."""
+        first, last = int(self.queries[block.start]), int(self.queries[block.stop - 1])
+        if last - first == block.stop - block.start - 1:
+            return slice(first, last + 1)
+        return self.rows[block.start : block.stop]
+
+
+def make_group(
+    problem: Problem,
+    mask: Mask,
+    moved: Mask,
+    batch: int,
+    heads: range,
+    queries: NDArray[np.int64],
+    with_values: bool,
+) -> HeadGroup:
+    """Bring some heads of one batch into the shape that tiles need.
+
+    Args:
+        problem: what to compute.
+        mask: the problem's mask, on the host.
+        moved: the same on the device of arithmetic.
+        batch: index of the batch.
+        heads: the heads, neighbours.
+        queries: int64 (R,), ascending.
+        with_values: whether the values will be needed.
+    """
+    shared = [problem.kv_head(head) for head in heads]
+    picked = len(queries) > 0 and int(queries[-1]) != len(queries) - 1
+    rows = torch.as_tensor(queries, device=problem.device)
+    q = problem.q[batch, heads.start : heads.stop].detach()
+    q = q[:, rows.to(q.device)] if picked else q[:, : len(queries)]  # (G, R, d_k)
+    keys = _of_heads(problem.k[batch].detach(), shared)  # (G, S_k, d_k)
+    keys = problem.cast(keys).transpose(1, 2).contiguous()  # (G, d_k, S_k)
+    values = None
+    if with_values and problem.v is not None:
+        values = problem.cast(_of_heads(problem.v[batch].detach(), shared))
+    factor = problem.scale / problem.temperature / (problem.softcap or 1.0)
+    first, stop = _host_row(mask.first, batch)[queries], _host_row(mask.stop, batch)[queries]
+    offset = None if mask.offset is None else int(_host_row(mask.offset, batch))
+    positions = None if offset is None else rows + offset
+    return HeadGroup(
+        batch=batch,
+        heads=heads,
+        queries=queries,
+        rows=rows,
+        q=q,
+        keys=keys,
+        values=values,
+        factor=factor,
+        softcap=problem.softcap,
+        slopes=_slopes(problem, mask, heads),
+        sinks=_sinks(problem, heads),
+        mask=moved,
+        first=first,
+        stop=stop,
+        bounds=torch.as_tensor(np.stack([first, stop]).astype(np.int32), device=problem.device),
+        key_index=torch.arange(keys.shape[2], dtype=torch.int32, device=problem.device),
+        offset=offset,
+        positions=positions,
+        places=None if positions is None else problem.cast(positions),
+        by_interval=mask.by_interval,
+        guarded=_may_overflow(q, keys, factor),
+    )
+
+
+def top_key_of(group: HeadGroup, index: int, row: int) -> int:
+    """The first key of the largest logit of one row of one head, in float64.
+
+    Each logit is summed by itself, so that equal keys have equal logits wherever they stand.
+    """
+    query = group.q[index, row].to(group.device, torch.float64) * group.factor
+    best, best_key = -torch.inf, 0
+    low, high = int(group.first[row]), int(group.stop[row])
+    block = RowBlock(row, row + 1, ())
+    for start in range(low, high, _KEYS_AT_ONCE):
+        tile = Tile(start, min(start + _KEYS_AT_ONCE, high), True, True)
+        keys = group.keys[index, :, tile.start : tile.stop].T.to(torch.float64)
+        logits = (keys * query).sum(-1)  # (keys,)
+        if group.softcap is not None:
+            logits = torch.tanh(logits) * group.softcap
+        logits = logits + group.bias(index, block, tile)
+        visible = group.visible(block, tile).expand(len(group.heads), -1, -1)[index, 0]
+        logits = torch.where(visible & ~torch.isnan(logits), logits, -torch.inf)
+        top, place = logits.max(0)
+        if float(top) > best:
+            best, best_key = float(top), tile.start + int(place)
+    return best_key
+
+
+def _of_heads(tensor: torch.Tensor, shared: list[int]) -> torch.Tensor:
+    """The heads of (H_kv, S, d) that the query heads use, (G, S, d); a view where it can be."""
+    if shared == list(range(shared[0], shared[0] + len(shared))):
+        return tensor[shared[0] : shared[-1] + 1]
+    return tensor[torch.tensor(shared, device=tensor.device)]
+
+
+def _host_row(array: NDArray[np.int64], batch: int) -> NDArray[np.int64]:
+    row: NDArray[np.int64] = array[batch if len(array) > 1 else 0]
+    return row
+
+
+def _slopes(problem: Problem, mask: Mask, heads: range) -> torch.Tensor | None:
+    if mask.slopes is None:
+        return None
+    return problem.cast(torch.as_tensor(mask.slopes[heads.start : heads.stop]))
+
+
+def _sinks(problem: Problem, heads: range) -> torch.Tensor | None:
+    if problem.sinks is None:
+        return None
+    chosen = problem.sinks[heads.start : heads.stop, None]
+    # Rounded like every other logit, so that equal ones stay equal.
+    return chosen.to(problem.device, problem.dtype).to(torch.float64)
+
+
+def _may_overflow(q: torch.Tensor, keys: torch.Tensor, factor: float) -> bool:
+    """Whether some logit could be NaN or infinite; by Cauchy and Schwarz, |q·k| ≤ ‖q‖‖k‖."""
+    if q.numel() == 0 or keys.numel() == 0:
+        return False
+    width = keys.shape[1]
+    largest_q = float(q.abs().amax()) if q.element_size() > 1 else float(q.float().abs().amax())
+    largest_k = float(keys.abs().amax())
+    largest = largest_q * largest_k * width * max(abs(factor), 1.0)
+    return not (math.isfinite(largest) and largest < torch.finfo(keys.dtype).max / 8)

@@ -1,0 +1,156 @@
+"""From the rows of a head to one record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from attncli.attention.crew import one_torch_thread
+from attncli.attention.streaming.labels import LabelScores, Thresholds, choose_label, score_labels
+
+if TYPE_CHECKING:
+    from attncli.attention.streaming.stream import HeadRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadStatistics:
+    """One head in numbers; means are over its rows that are not empty, std is the population's.
+
+    None stands for what there is not, NaN for what NaN and infinities in the input made of it.
+
+    Attributes:
+        batch, head: indices into the tensors.
+        queries: real queries.
+        empty_rows: those of them that see no key.
+        keys_mean: visible keys.
+        entropy_nats_mean, entropy_nats_min, entropy_nats_max, entropy_nats_std: in nats.
+        entropy_bits_mean: in bits.
+        entropy_normalized_mean: entropy / ln(outcomes), over the rows with more than one outcome.
+        effective_keys_mean: e^entropy.
+        max_weight_mean, max_weight_max: of the largest weight of each row.
+        max_logit: the largest visible logit.
+        max_logit_query, max_logit_key: where it stands first.
+        logsumexp_mean: of the visible keys.
+        sink_mass_mean: weight on the first keys.
+        distance_mean: Σ w·|p − j|, in keys; None where positions are not defined.
+        nonfinite_rows: rows of which a visible logit is NaN or infinite.
+        label: what the head does; None where no query has a choice.
+        label_score: how much it is that, 0 to 1.
+        scores: of all labels.
+    """
+
+    batch: int
+    head: int
+    queries: int
+    empty_rows: int
+    keys_mean: float | None
+    entropy_nats_mean: float | None
+    entropy_nats_min: float | None
+    entropy_nats_max: float | None
+    entropy_nats_std: float | None
+    entropy_bits_mean: float | None
+    entropy_normalized_mean: float | None
+    effective_keys_mean: float | None
+    max_weight_mean: float | None
+    max_weight_max: float | None
+    max_logit: float | None
+    max_logit_query: int | None
+    max_logit_key: int | None
+    logsumexp_mean: float | None
+    sink_mass_mean: float | None
+    distance_mean: float | None
+    nonfinite_rows: int
+    label: str | None
+    label_score: float | None
+    scores: LabelScores
+
+
+def head_statistics(rows: HeadRows, thresholds: Thresholds | None = None) -> HeadStatistics:
+    """Sum up the rows of one head.
+
+    Args:
+        rows: as `stream_rows` yields them.
+        thresholds: of the labels.
+    """
+    with one_torch_thread(rows.keys.device):
+        return _head_statistics(rows, thresholds)
+
+
+def _head_statistics(rows: HeadRows, thresholds: Thresholds | None) -> HeadStatistics:
+    scores = score_labels(rows)
+    label, label_score = choose_label(scores, thresholds)
+    means = {name: _mean(values) for name, values in row_columns(rows).items()}
+    entropy = rows.entropy_nats[~rows.empty]
+    lowest, highest, std = _spread(entropy)
+    return HeadStatistics(
+        batch=rows.batch,
+        head=rows.head,
+        queries=len(rows.queries),
+        empty_rows=int(rows.empty.sum()),
+        keys_mean=means["keys"],
+        entropy_nats_mean=means["entropy_nats"],
+        entropy_nats_min=lowest,
+        entropy_nats_max=highest,
+        entropy_nats_std=std,
+        entropy_bits_mean=means["entropy_bits"],
+        entropy_normalized_mean=means["entropy_normalized"],
+        effective_keys_mean=means["effective_keys"],
+        max_weight_mean=means["max_weight"],
+        max_weight_max=_spread(rows.max_weight[~rows.empty])[1],
+        max_logit=_largest_logit(rows),
+        max_logit_query=rows.max_logit_query,
+        max_logit_key=rows.max_logit_key,
+        logsumexp_mean=means["logsumexp"],
+        sink_mass_mean=means["sink_mass"],
+        distance_mean=means.get("distance"),
+        nonfinite_rows=int(rows.nonfinite.sum()),
+        label=label,
+        label_score=label_score,
+        scores=scores,
+    )
+
+
+def row_columns(rows: HeadRows) -> dict[str, torch.Tensor]:
+    """The columns of rows that have means, float64 (rows that are not empty,).
+
+    `entropy_normalized` is of the rows with more than one outcome alone; `distance` is left out
+    where positions are not defined.
+    """
+    some = ~rows.empty
+    entropy = rows.entropy_nats[some]
+    choice = rows.outcomes > 1
+    limit = torch.log(rows.outcomes[choice].to(torch.float64))
+    columns = {
+        "keys": rows.keys[some].to(torch.float64),
+        "entropy_nats": entropy,
+        "entropy_bits": entropy / math.log(2),
+        "entropy_normalized": rows.entropy_nats[choice] / limit,
+        "effective_keys": torch.exp(entropy),
+        "max_weight": rows.max_weight[some],
+        "logsumexp": rows.logsumexp[some],
+        "sink_mass": rows.sink_mass[some],
+    }
+    if rows.distance is not None:
+        columns["distance"] = rows.distance[some]
+    return columns
+
+
+def _mean(values: torch.Tensor) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _spread(values: torch.Tensor) -> tuple[float | None, float | None, float | None]:
+    """Smallest, largest and population standard deviation."""
+    if not len(values):
+        return None, None, None
+    std = values.std(correction=0)
+    lowest, highest, deviation = torch.stack([values.min(), values.max(), std]).tolist()
+    return lowest, highest, deviation
+
+
+def _largest_logit(rows: HeadRows) -> float | None:
+    known = rows.max_logit[~torch.isnan(rows.max_logit)]
+    return float(known.max()) if len(known) else None

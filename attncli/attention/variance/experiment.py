@@ -1,0 +1,304 @@
+"""Why √d_k: the variance of q·k and what it does to softmax, measured on random draws."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attncli.attention.symptoms import symptoms
+from attncli.attention.variance.clustered import ClusterSums
+from attncli.attention.variance.distributions import Distribution, DistributionName
+from attncli.attention.variance.scale_rule import ScaleRule, scale_of
+from attncli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+# Numbers drawn from one seed before the next takes over. Part of what a seed means: another value
+# gives other draws. 2 MiB of float64 stay in the second-level cache between drawing and use.
+CHUNK_NUMBERS = 1 << 18
+
+# What scores are multiplied by at most, so that their squares stay numbers.
+LARGEST_FACTOR = 1e30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentSpec:
+    """What to draw, and which scales to look at.
+
+    Attributes:
+        dk: width of queries and keys.
+        samples: number of dot products.
+        keys: keys of each query; the last query's surplus keys feed the softmax columns alone.
+        distribution: of the entries.
+        rules: scale rules, or scales, side by side on the same draws.
+        temperatures: divide the scaled scores; likewise, with every rule.
+        seed: of the draws. A d_k draws the same numbers alone and in a sweep.
+        threads: how many draw at once; None for as many as there are processors, eight at most.
+            The results do not depend on it.
+    """
+
+    dk: int
+    samples: int = 100_000
+    keys: int = 8
+    distribution: Distribution = field(default_factory=Distribution)
+    rules: tuple[ScaleRule | float, ...] = (ScaleRule.SQRT,)
+    temperatures: tuple[float, ...] = (1.0,)
+    seed: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and temperatures that make no sense.
+
+        Raises:
+            UsageError: naming the option, what it takes and what it got.
+        """
+        least = {"--dk": self.dk, "--samples": self.samples, "--keys": self.keys}
+        for option, value in least.items():
+            if value < 1:
+                raise UsageError(option, f"expected at least 1, got {value}")
+        if self.seed < 0:
+            raise UsageError("--seed", f"expected at least 0, got {self.seed}")
+        for temperature in self.temperatures:
+            if not (math.isfinite(temperature) and temperature > 0):
+                raise UsageError(
+                    "--temperatures", f"expected finite numbers above 0, got {temperature}"
+                )
+        for rule, temperature in itertools.product(self.rules, self.temperatures):
+            factor = scale_of(rule, self.dk, self.keys) / temperature
+            if abs(factor) > LARGEST_FACTOR:
+                problem = f"expected at most {LARGEST_FACTOR:g} by the temperature, got {factor:g}"
+                raise UsageError("--scale", problem)
+
+    @property
+    def queries(self) -> int:
+        """How many queries are drawn."""
+        return -(-self.samples // self.keys)
+
+    @property
+    def bytes_needed(self) -> int:
+        """An estimate of the memory held at once, in bytes, whatever the number of samples."""
+        draws = 4 * max(CHUNK_NUMBERS, self.dk)  # q, k and what correlates or shifts them
+        queries = max(1, CHUNK_NUMBERS // ((self.keys + 1) * self.dk))
+        scores = 8 * queries * self.keys  # and their softmax, in the making
+        return 8 * (self.threads or default_threads()) * (draws + scores)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentRecord:
+    """One d_k under one scale and temperature.
+
+    Attributes:
+        dk, samples, dist, keys, seed: as asked for; dist is the distribution's name.
+        df: degrees of freedom of student-t; None for the others.
+        entry_mean, entry_std: of an entry of Q or K, by theory; None where they do not exist.
+        correlation: between q and k.
+        rule: name of the scale rule, or the number given in its place.
+        scale: multiplies the scores.
+        temperature: divides the scaled scores.
+        mean, var: measured, of q·k; var is the population variance.
+        mean_theory, var_theory: what they would be for endless samples; None where the
+            distribution has none.
+        var_ci95_low, var_ci95_high: 95 % interval for the variance, allowing for keys that share
+            a query; None where there is none.
+        interval_reason: why there is no interval; None where there is one.
+        ratio: var / var_theory; None where that is None or 0.
+        scaled_var: var · (scale / temperature)².
+        entropy_bits_unscaled, entropy_bits_scaled: mean entropy of the softmax over the keys of
+            one query, of the scores and of scores · scale / temperature, in bits.
+        entropy_bits_max: log2(keys), in bits.
+        max_weight_unscaled, max_weight_scaled: mean largest weight.
+        softmax_grad_unscaled, softmax_grad_scaled: mean Frobenius norm of the softmax Jacobian.
+        assumption: what var_theory assumes, with its growth by d_k.
+    """
+
+    dk: int
+    samples: int
+    dist: str
+    keys: int
+    scale: float
+    mean: float
+    mean_theory: float | None
+    var: float
+    var_theory: float | None
+    var_ci95_low: float | None
+    var_ci95_high: float | None
+    ratio: float | None
+    scaled_var: float
+    entropy_bits_unscaled: float
+    entropy_bits_scaled: float
+    entropy_bits_max: float
+    max_weight_unscaled: float
+    max_weight_scaled: float
+    softmax_grad_unscaled: float
+    softmax_grad_scaled: float
+    rule: str
+    temperature: float
+    entry_mean: float | None
+    entry_std: float | None
+    correlation: float
+    df: float | None
+    seed: int
+    interval_reason: str | None
+    assumption: str
+
+
+def experiment(spec: ExperimentSpec) -> tuple[ExperimentRecord, ...]:
+    """Draw once, and look at the draws under every rule and temperature, in that order.
+
+    Work is cut into chunks of fixed size with a seed each and summed in their order, so that
+    neither the number of threads nor anything else about the machine's speed changes a bit of the
+    result, and memory does not grow with the samples.
+    """
+    pairs = list(itertools.product(spec.rules, spec.temperatures))
+    scales = [scale_of(rule, spec.dk, spec.keys) for rule, _ in pairs]
+    factors = [scale / heat for scale, (_, heat) in zip(scales, pairs, strict=True)]
+    sums, means = _measure(spec, [1.0, *factors])
+    common = _common_columns(spec, sums, means[0])
+    return tuple(
+        ExperimentRecord(
+            rule=rule.value if isinstance(rule, ScaleRule) else repr(rule),
+            scale=scale,
+            temperature=heat,
+            scaled_var=sums.variance * factor * factor,
+            entropy_bits_scaled=float(sharpness[0]),
+            max_weight_scaled=float(sharpness[1]),
+            softmax_grad_scaled=float(sharpness[2]),
+            **common,
+        )
+        for (rule, heat), scale, factor, sharpness in zip(
+            pairs, scales, factors, means[1:], strict=True
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkSums:
+    """What one chunk of draws adds up to.
+
+    Attributes:
+        dots: sums of q·k over queries.
+        sharpness: float64 (factors, 3), `Symptoms.totals` under every factor of the scores.
+    """
+
+    dots: ClusterSums
+    sharpness: NDArray[np.float64]
+
+    def __add__(self, other: _ChunkSums) -> _ChunkSums:
+        return _ChunkSums(self.dots + other.dots, self.sharpness + other.sharpness)
+
+
+def _measure(spec: ExperimentSpec, factors: list[float]) -> tuple[ClusterSums, NDArray[np.float64]]:
+    """Sums of all dot products, and mean symptoms under every factor, float64 (factors, 3)."""
+    per_chunk = max(1, CHUNK_NUMBERS // ((spec.keys + 1) * spec.dk))
+    chunks = -(-spec.queries // per_chunk)
+    with np.errstate(under="ignore"):
+        total: _ChunkSums | None = None
+        for found in _in_order(spec, factors, per_chunk, chunks):
+            total = found if total is None else total + found
+    assert total is not None  # samples ≥ 1
+    return total.dots, total.sharpness / spec.queries
+
+
+def _in_order(
+    spec: ExperimentSpec, factors: list[float], per_chunk: int, chunks: int
+) -> Iterator[_ChunkSums]:
+    """The chunks' sums in order, computed a few ahead."""
+    threads = spec.threads or default_threads()
+    waiting: deque[Future[_ChunkSums]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for chunk in range(chunks):
+            waiting.append(pool.submit(_chunk, spec, factors, per_chunk, chunk))
+            if len(waiting) > 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def default_threads() -> int:
+    """How many chunks are drawn at once where nobody says."""
+    return min(8, os.cpu_count() or 1)
+
+
+def _chunk(spec: ExperimentSpec, factors: list[float], per_chunk: int, chunk: int) -> _ChunkSums:
+    """Draw one chunk and sum it up."""
+    queries = min(per_chunk, spec.queries - chunk * per_chunk)
+    seed = np.random.SeedSequence(spec.seed, spawn_key=(spec.dk, chunk))
+    scores = _scores(spec, np.random.default_rng(seed), queries)
+    counted = spec.samples - chunk * per_chunk * spec.keys
+    sharpness = np.stack([symptoms(scores * factor).totals for factor in factors])
+    reference = spec.distribution.dot_mean(spec.dk) or 0.0
+    return _ChunkSums(ClusterSums.of(scores, reference, counted), sharpness)
+
+
+def _scores(spec: ExperimentSpec, rng: np.random.Generator, queries: int) -> NDArray[np.float64]:
+    """Draw queries, then their keys, and return q·k, float64 (queries, keys).
+
+    einsum, not a matrix product: BLAS may split a sum by the number of threads.
+    """
+    entries = spec.distribution
+    z = entries.standardised(rng, (queries, 1, spec.dk))
+    step = max(1, CHUNK_NUMBERS // (queries * spec.dk))  # all keys, unless one query has too many
+    parts = []
+    q = entries.to_entries(z.copy())
+    for at in range(0, spec.keys, step):
+        e = entries.standardised(rng, (queries, min(step, spec.keys - at), spec.dk))
+        k = entries.to_entries(entries.correlated(z, e))
+        parts.append(np.einsum("qkd,qd->qk", k, q[:, 0]))
+    return np.concatenate(parts, axis=1)
+
+
+def _common_columns(
+    spec: ExperimentSpec, sums: ClusterSums, unscaled: NDArray[np.float64]
+) -> dict[str, Any]:
+    """The columns that do not depend on the scale."""
+    entries, dk = spec.distribution, spec.dk
+    var_theory = entries.dot_variance(dk)
+    reason = _why_no_interval(spec)
+    interval = None if reason else sums.interval()
+    low, high = interval or (None, None)
+    return {
+        "dk": dk,
+        "samples": spec.samples,
+        "dist": entries.name.value,
+        "keys": spec.keys,
+        "mean": (entries.dot_mean(dk) or 0.0) + sums.shift,
+        "mean_theory": entries.dot_mean(dk),
+        "var": sums.variance,
+        "var_theory": var_theory,
+        "var_ci95_low": low,
+        "var_ci95_high": high,
+        "ratio": sums.variance / var_theory if var_theory else None,
+        "entropy_bits_unscaled": float(unscaled[0]),
+        "entropy_bits_max": math.log2(spec.keys),
+        "max_weight_unscaled": float(unscaled[1]),
+        "softmax_grad_unscaled": float(unscaled[2]),
+        "entry_mean": entries.entry_mean,
+        "entry_std": entries.entry_std,
+        "correlation": entries.correlation,
+        "df": entries.df if entries.name is DistributionName.STUDENT_T else None,
+        "seed": spec.seed,
+        "interval_reason": reason,
+        "assumption": entries.assumption(dk),
+    }
+
+
+def _why_no_interval(spec: ExperimentSpec) -> str | None:
+    entries = spec.distribution
+    if not entries.has_interval:
+        return (
+            f"student-t with df {entries.df:g}: q·k has no fourth moment, so the error of its "
+            f"variance cannot be estimated (df above {8 if entries.correlation else 4} has one)"
+        )
+    if spec.queries < 2:
+        return "one query alone: its keys share it, so nothing tells how far they stray together"
+    return None
