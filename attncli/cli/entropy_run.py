@@ -91,7 +91,11 @@ def _plan(
 
 def _own_params(chosen: EntropyOptions, thresholds: Thresholds) -> dict[str, Any]:
     """What `params` says of the options that only this command has."""
-    record: dict[str, Any] = {"path": "tiles", "sink_keys": chosen.sink_keys, "labels": read_limits(thresholds)}
+    record: dict[str, Any] = {
+        "path": "tiles",
+        "sink_keys": chosen.sink_keys,
+        "labels": read_limits(thresholds),
+    }
     if chosen.sample_rows is not None:
         record |= {"sample_rows": chosen.sample_rows, "sample_seed": chosen.sample_seed}
     temperatures = floats("--temperatures", chosen.temperatures)
