@@ -27,9 +27,9 @@ from attncli.attention.stages import (
     Stage,
     select,
     shape_of,
-    stage_blocks,
     stages_of,
 )
+from attncli.attention.streaming.output import blocks_of
 from attncli.errors import ResourceError, UsageError
 from attncli.files.limits import available_memory
 from attncli.files.text import size_text
@@ -197,7 +197,7 @@ def _refuse_too_large(problem: Problem, selection: Selection, stages: Sequence[S
 
 def _gather(problem: Problem, selection: Selection, stages: Sequence[Stage]) -> Computed:
     results = {stage: StageResult(stage, shape_of(problem, stage, selection)) for stage in stages}
-    for block in stage_blocks(problem, stages, selection):
+    for block in blocks_of(problem, stages, selection):
         results[block.stage].add(block, keep=True)
     visible = [found for stage, found in results.items() if stage.over_keys]
     return Computed(

@@ -121,9 +121,9 @@ class Prepared:
         return {stage: StageResult(stage, shape) for stage, shape in shapes.items()}
 
     def blocks(self, stages: tuple[Stage, ...]) -> Iterator[Block]:
-        from attncli.attention.stages import stage_blocks
+        from attncli.attention.streaming.output import blocks_of
 
-        return stage_blocks(self.problem, stages, self.selection, self.group.output_projection)
+        return blocks_of(self.problem, stages, self.selection, self.group.output_projection)
 
 
 def _prepare(
