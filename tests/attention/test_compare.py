@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attncli.attention.check.candidate import values_dtype
 from attncli.attention.check.compare import Comparison, Target, compare, read_candidate
 from attncli.attention.check.pair import compare_pair
+from attncli.attention.check.variant import Part, evaluate, right_variant
 from attncli.attention.options import AttentionOptions, Layout
 from attncli.attention.problem import Problem, make_problem
 from attncli.errors import DataError
@@ -48,6 +49,15 @@ def kernel_draw(seed: int, dtype: torch.dtype) -> tuple[Problem, AttentionOption
 
 def compared(problem: Problem, options: AttentionOptions, output: torch.Tensor) -> Comparison:
     return compare(problem, options, [read_candidate(Target.OUTPUT, output, problem)])[0]
+
+
+def right_output(problem: Problem, options: AttentionOptions) -> torch.Tensor:
+    """The reference's own output as float32, (B, H, S_q, d_v)."""
+    variant = right_variant(problem, options)
+    rows = torch.arange(problem.sizes.q_len)
+    found = evaluate(variant, Part(slice(None), slice(None), rows)).output
+    assert found is not None
+    return found.float()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -116,6 +126,36 @@ def test_padded_queries_are_left_out() -> None:
     found = compared(make_problem(q, k, v, options), options, output)
     assert found.passed
     assert found.cells == 9 * 4
+
+
+@pytest.mark.parametrize("hidden", ["query_lengths", "key_lengths", "bool", "additive", "square"])
+def test_what_stands_in_padding_forgives_no_error(hidden: str) -> None:
+    q, k, v = (normal(seed, 1, 2, 12, 8) for seed in (50, 51, 52))
+    real = np.arange(12) < 9
+    options = {
+        "query_lengths": AttentionOptions(query_lengths=(9,)),
+        "key_lengths": AttentionOptions(key_lengths=(9,)),
+        "bool": AttentionOptions(attn_mask=real),
+        "additive": AttentionOptions(attn_mask=np.where(real, 0.0, -np.inf)),
+        "square": AttentionOptions(attn_mask=np.tri(12, dtype=bool) & real),
+    }[hidden]
+    (q if hidden == "query_lengths" else k)[..., 9:, :] = 1e8
+    output = right_output(make_problem(q, k, v, options), options)
+    assert compared(make_problem(q, k, v, options), options, output).passed
+    output[0, 1, 3, 2] += 0.05
+    assert compared(make_problem(q, k, v, options), options, output).mismatches == 1
+
+
+def test_errors_that_are_all_alike_show_no_trend() -> None:
+    q, k, v = (normal(seed, 1, 1, 40, 8) for seed in (53, 54, 55))
+    found = compared(
+        make_problem(q, k, torch.ones_like(v), AttentionOptions()),
+        AttentionOptions(),
+        torch.zeros_like(v),
+    )
+    assert found.mismatches == 40 * 8
+    assert found.places.trend is None
+    assert not [text for text in found.places.findings if "position" in text]
 
 
 def test_weights_and_logsumexp_are_compared_without_values() -> None:

@@ -116,8 +116,9 @@ class Sums:
         mismatches: of them, those beyond the tolerance.
         max_abs, max_rel: over finite cells.
         squares: Σ (a − e)², products: Σ a·e, actual_squares: Σ a², expected_squares: Σ e².
-        worst: (batch, head, row, column), actual and expected of the cell furthest off; one that
-            is not finite and should be comes before all others.
+        worst_error: |a − e| of the cell furthest off, inf where one of both is not finite and
+            should be; −1 before the first cell.
+        worst: (batch, head, row, column), actual and expected of that cell.
     """
 
     cells: int = 0

@@ -183,9 +183,7 @@ def judge(variant: Variant, evidence: Evidence, rows: Iterable[RowSample] | None
             found = evaluate(variant, part, with_output=evidence.with_output)
             for index, candidate in enumerate(evidence.candidates):
                 actual = values[index][part.batch, part.head][:, :, part.rows.to("cpu")]
-                tallies[index].add(
-                    candidate.target, actual, found, right, tolerances[index], variant, part
-                )
+                tallies[index].add(candidate.target, actual, found, right, tolerances[index])
     return Verdict(
         max_abs_error=max((tally.max_abs for tally in tallies), default=0.0),
         mismatches=sum(tally.mismatches for tally in tallies),
@@ -235,8 +233,6 @@ class _Tally:
         found: Expected,
         right: Expected | None,
         tolerance: Tolerance,
-        variant: Variant,
-        part: Part,
     ) -> None:
         expected = of_target(found, target)
         errors = errors_of(target, actual, expected, tolerance, found.empty)

@@ -15,6 +15,7 @@ import torch
 
 from attncli.attention.check.misreadings import misread_input, misread_output, misread_packing
 from attncli.attention.check.variant import SoftmaxOver, Variant
+from attncli.attention.masks.mask_input import MINUS_A_LOT
 from attncli.attention.options import MaskTrue
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _mask_as_boolean(variant: Variant) -> Iterator[Alternative]:
     mask = variant.problem.mask
     if mask.added is None:
         return
-    for allowed in (mask.added != 0, mask.added == 0, mask.added > -1e4):
+    for allowed in (mask.added != 0, mask.added == 0, mask.added > MINUS_A_LOT):
         changed = replace(mask, added=None, allowed=allowed, allowed_value=True)
         yield Alternative(variant.with_problem(mask=changed))
 

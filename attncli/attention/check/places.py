@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # Rank correlation of error and position from which errors are said to grow or to shrink.
 _TREND = 0.9
 _ROWS_FOR_TREND = 8
+# Errors that differ by less, relatively, differ by how they were rounded.
+_ALIKE = 1e-9
 _NAMED = 6
 # A share of rows beyond which naming them says nothing: causal row 0 is right whatever happens.
 _MOST = 0.75
@@ -27,8 +29,9 @@ class Places:
     Attributes:
         batches, heads, rows: the indices that have mismatches, ascending.
         columns: likewise of the last axis; empty for a log-sum-exp.
-        trend: rank correlation, −1 to 1, of a row's largest error with its index; None where
-            fewer than eight rows are off.
+        trend: rank correlation, −1 to 1, of a row's largest error with its index, over the rows
+            that are off; None where these are fewer than eight or than half of the rows, or where
+            all their errors are the same.
         findings: what is peculiar about them, each a clause such as "only head 3 of 8".
     """
 
@@ -198,11 +201,27 @@ def _trend(tally: Tally, real: torch.Tensor) -> float | None:
     off = (tally.wrong > 0).any(1).any(0)  # (S_q,)
     if int(off.sum()) < max(_ROWS_FOR_TREND, int(real.any(0).sum()) // 2):
         return None
-    error = tally.largest.amax((0, 1))[off]
-    rank = error.argsort().argsort().to(torch.float64)
+    rank = _ranks(tally.largest.amax((0, 1))[off])
     place = torch.arange(len(rank), dtype=torch.float64)
     rank, place = rank - rank.mean(), place - place.mean()
-    return float((rank * place).sum() / (place * place).sum())
+    spread = float(rank.norm() * place.norm())
+    return float(rank @ place) / spread if spread else None
+
+
+def _ranks(errors: torch.Tensor) -> torch.Tensor:
+    """Float64 (n,): ranks from 0 on; those that are alike up to rounding share their mean rank.
+
+    In the order in which a sort leaves them they would seem to grow or to shrink.
+    """
+    order = errors.argsort(stable=True)
+    ascending = errors[order]
+    steps = ascending.diff() > _ALIKE * ascending[1:]
+    _, group, count = torch.unique_consecutive(
+        torch.cat([steps.new_zeros(1), steps]).cumsum(0), return_inverse=True, return_counts=True
+    )
+    last = count.cumsum(0).to(torch.float64)
+    mean = last - (count + 1) / 2
+    return torch.empty_like(mean[group]).scatter_(0, order, mean[group])
 
 
 def _where(flags: torch.Tensor) -> tuple[int, ...]:

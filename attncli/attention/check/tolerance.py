@@ -29,15 +29,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from attncli.attention.check.candidate import Target
+from attncli.attention.masks.mask_input import MINUS_A_LOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from attncli.attention.masks.mask import Mask
     from attncli.attention.problem import Problem
 
 _LOGIT_ROUNDINGS = 4.0
-# A bias below this is meant as "minus infinity" and decides nothing that rounds.
-_MINUS_A_LOT = -1e4
+# Larger mask files are not looked through for keys that all queries miss: each variant would pay.
+_FILE_CELLS = 1 << 22
 # Beyond so many nats below a row's maximum a weight is too small for its rounding to be seen.
 _FAR_BELOW = 50.0
 
@@ -140,7 +142,7 @@ def unit_of_arithmetic(dtype: torch.dtype, problem: Problem) -> float:
 def _largest_logit(problem: Problem, sizes: RowSizes, seen: torch.Tensor) -> float:
     """A bound of |logit|, by Cauchy and Schwarz: no score is computed."""
     queries, keys = sizes.longest_of(problem.q), sizes.longest_of(problem.k)
-    bound = _largest(queries) * _largest(keys, seen)
+    bound = _largest(queries, _real_queries(problem)) * _largest(keys, seen)
     bound = bound * abs(problem.scale) / problem.temperature
     return (bound if math.isfinite(bound) else 0.0) + _largest_bias(problem)
 
@@ -152,12 +154,12 @@ def _largest_bias(problem: Problem) -> float:
         for batch in torch.as_tensor(mask.added):
             for head in batch:
                 sizes = head.to(torch.float64)
-                kept = torch.where(sizes > _MINUS_A_LOT, sizes.abs(), 0.0)
+                kept = torch.where(sizes > MINUS_A_LOT, sizes.abs(), 0.0)
                 found = max(found, float(kept.max()) if kept.numel() else 0.0)
     if mask.slopes is not None and len(mask.slopes):
         found += min(_FAR_BELOW, float(mask.slopes.max()) * problem.sizes.k_len)
     if problem.sinks is not None:
-        sinks = torch.where(problem.sinks > _MINUS_A_LOT, problem.sinks.abs(), 0.0)
+        sinks = torch.where(problem.sinks > MINUS_A_LOT, problem.sinks.abs(), 0.0)
         found += float(sinks.max()) if len(sinks) else 0.0
     return found
 
@@ -188,7 +190,7 @@ def _first_of(
 
 
 def _largest(sizes: torch.Tensor, seen: torch.Tensor | None = None) -> float:
-    """The largest of (B, S), NaN and inf left out, and rows that no query may see."""
+    """The largest of (B, S), NaN and inf left out, and rows that are not seen."""
     kept = torch.where(torch.isfinite(sizes), sizes, 0.0)
     if seen is not None:
         kept = torch.where(seen.to(kept.device), kept, 0.0)
@@ -203,4 +205,24 @@ def _seen_keys(problem: Problem) -> torch.Tensor:
         return torch.zeros(1, len(keys), dtype=torch.bool)
     low, high = first.amin(1), stop.amax(1)  # (B | 1,)
     seen = (keys >= low[:, None]) & (keys < high[:, None])
-    return seen if mask.key_keep is None else seen & torch.as_tensor(mask.key_keep).cpu()
+    if mask.key_keep is not None:
+        seen = seen & torch.as_tensor(mask.key_keep).cpu()
+    return seen & _seen_by_file(mask)
+
+
+def _seen_by_file(mask: Mask) -> torch.Tensor:
+    """Bool (B | 1, S_k | 1): keys that the mask file shows to some query of some head."""
+    seen = torch.ones(1, 1, dtype=torch.bool)
+    for given, shown in ((mask.allowed, mask.allowed_value), (mask.added, None)):
+        if given is None or math.prod(given.shape) > _FILE_CELLS:
+            continue
+        cells = torch.as_tensor(given).cpu()  # (B | 1, H | 1, S_q | 1, S_k | 1)
+        found = cells != -torch.inf if shown is None else cells == shown
+        seen = seen & found.flatten(1, 2).any(1)
+    return seen
+
+
+def _real_queries(problem: Problem) -> torch.Tensor:
+    """Bool (B | 1, S_q): padded queries are compared with nothing, whatever they hold."""
+    lengths = torch.as_tensor(problem.mask.query_lengths).cpu()
+    return torch.arange(problem.sizes.q_len) < lengths[:, None]
