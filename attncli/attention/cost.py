@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from attncli.attention.streaming.intervals import as_intervals
+
 if TYPE_CHECKING:
     from attncli.attention.problem import Problem
 
@@ -15,7 +19,8 @@ class Cost:
 
     Attributes:
         pairs: B·H·S_q·S_k.
-        visible_pairs: those that the mask's intervals leave; a mask file may hide more.
+        visible_pairs: those of real queries that the mask's intervals leave; a mask file, and
+            padding or documents that are no intervals, may hide more.
         scores_operations: 2·pairs·d_k.
         output_operations: 2·pairs·d_v; 0 without values.
         visible_operations: both, for the visible pairs alone: what a kernel that skips needs.
@@ -42,8 +47,7 @@ def cost_of(problem: Problem) -> Cost:
     sizes, width = problem.sizes, problem.dtype.itemsize
     dv = problem.dv or 0
     pairs = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len
-    kept = int((problem.mask.stop - problem.mask.first).sum())
-    visible = kept * sizes.heads * sizes.batch // len(problem.mask.stop)
+    visible = _visible_pairs(problem)
     tensors = [problem.q, problem.k] + ([] if problem.v is None else [problem.v])
     rows = sizes.batch * sizes.heads * sizes.q_len
     return Cost(
@@ -57,3 +61,10 @@ def cost_of(problem: Problem) -> Cost:
         matrix_bytes=width * pairs,
         streamed_bytes=width * rows * (dv + 2),
     )
+
+
+def _visible_pairs(problem: Problem) -> int:
+    sizes, mask = problem.sizes, as_intervals(problem.mask)
+    real = np.arange(sizes.q_len) < mask.query_lengths[:, None]  # (B | 1, S_q)
+    kept = np.where(real, mask.stop - mask.first, 0)
+    return int(kept.sum()) * sizes.heads * sizes.batch // len(kept)

@@ -305,6 +305,9 @@ def test_cost_of_everything() -> None:
         ({"causal": True, "left_window": 1}, 2 * 4 * 9),
         ({"key_lengths": (5, 2)}, 4 * (25 + 10)),
         ({"causal": True, "key_lengths": (5, 2)}, 4 * (15 + 9)),
+        ({"causal": True, "query_lengths": (5, 2)}, 4 * (15 + 3)),
+        ({"key_padding": np.arange(5)[None] < 3}, 2 * 4 * 15),
+        ({"segments": np.array([0, 0, 1, 1, 1])}, 2 * 4 * (4 + 9)),
     ],
 )
 def test_cost_of_what_is_visible(options: dict[str, Any], visible: int) -> None:
