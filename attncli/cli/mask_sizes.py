@@ -150,8 +150,6 @@ def _implied(options: AttentionOptions) -> dict[str, int]:
         if array is not None and 0 < array.ndim <= len(names):
             shape = zip(names[-array.ndim :], array.shape, strict=True)
             found |= {name: length for name, length in shape if length != 1 or name not in found}
-    if options.attn_mask is not None and options.attn_mask.ndim == 1:
-        found.pop("q_len", None)
     return found
 
 

@@ -41,7 +41,6 @@ class HeadGroup:
         mask: on the device.
         first, stop: int64 (R,) on the host, the queries' intervals of keys.
         bounds: int32 (2, R), the same on the device.
-        key_index: int32 (S_k,), 0, 1, …
         offset: position of query 0; None where positions are not defined.
         positions: int64 (R,), where each query stands; likewise.
         places: the same in the dtype of arithmetic, exact wherever there are keys nearby.
@@ -65,7 +64,6 @@ class HeadGroup:
     first: NDArray[np.int64]
     stop: NDArray[np.int64]
     bounds: torch.Tensor
-    key_index: torch.Tensor
     offset: int | None
     positions: torch.Tensor | None
     places: torch.Tensor | None
@@ -204,7 +202,6 @@ def make_group(
         first=first,
         stop=stop,
         bounds=torch.as_tensor(np.stack([first, stop]).astype(np.int32), device=problem.device),
-        key_index=torch.arange(keys.shape[2], dtype=torch.int32, device=problem.device),
         offset=offset,
         positions=positions,
         places=None if positions is None else problem.cast(positions),
