@@ -37,7 +37,7 @@ class Label(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """Scores from which on a head gets a label; the first label that fits is taken.
+    """Scores from which on a head may get a label; `choose_label` says which of several it gets.
 
     Attributes:
         previous_token: on the key before the query's own position.

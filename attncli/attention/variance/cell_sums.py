@@ -113,6 +113,7 @@ class RunningGram:
     Attributes:
         keys: the longer vectors of the keys.
         total: float64 (d + 2, d + 2).
+        first, stop: the interval.
     """
 
     keys: LongVectors
