@@ -238,11 +238,13 @@ def _entropy(facts: Facts) -> Step:
     walk = facts.walk
     rows = ", ".join(facts.entropy(value) for value in walk.row_entropies_bits)
     more = "" if walk.rows <= len(walk.row_entropies_bits) else ", …"
-    limit = math.log2(walk.keys_max) if walk.keys_max else None
+    with_sink = facts.problem.sinks is not None
+    limit = math.log2(walk.keys_max + with_sink) if walk.keys_max else None
+    outcomes = "visible keys and the sink" if with_sink else "visible keys"
     return Step(
         "entropy",
         "H = Σ −w ln w for each row",
-        f"{walk.rows} rows; at most {facts.entropy(limit)} {facts.unit} = log of the visible keys",
+        f"{walk.rows} rows; at most {facts.entropy(limit)} {facts.unit} = log of the {outcomes}",
         "How many keys a query really uses: exp(H) of them. Near 0 the row has collapsed on one "
         "key, and its gradient with it.",
         (
