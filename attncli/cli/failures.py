@@ -13,6 +13,8 @@ from attncli.errors import AttncliError, DataError, ExitCode, ResourceError, Usa
 
 # Typer keeps its parser's exceptions to itself; the public one leads to their common ancestor.
 PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
+# What torch and NumPy say of sizes that no machine has room for.
+TOO_LARGE = ("allocate", "array is too big", "Maximum allowed dimension", "invalid storage size")
 
 
 def explain_failure(error: BaseException) -> ExitCode:
@@ -92,8 +94,8 @@ def _known(error: BaseException) -> AttncliError | None:
         return ResourceError(str(where), "expected free space, got a full disk")
     if isinstance(error, OSError) and error.filename is None and error.errno is not None:
         return ResourceError("standard output", f"expected to write, got: {error.strerror}")
-    out_of_memory = isinstance(error, MemoryError) or "allocate" in str(error)
-    if out_of_memory and isinstance(error, MemoryError | RuntimeError):
+    refused = isinstance(error, MemoryError) or any(words in str(error) for words in TOO_LARGE)
+    if refused and isinstance(error, MemoryError | RuntimeError | ValueError):
         advice = "--rows, --head-index and --precision float32 need less"
         return ResourceError("memory", "expected more, got an allocation refused", advice)
     return None

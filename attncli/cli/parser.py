@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 from typer.models import ArgumentInfo
 
 from attncli.cli.failures import PARSER_ERROR
+from attncli.cli.values import refuse_beyond_64_bits
 from attncli.errors import UsageError
 
 
@@ -77,6 +78,8 @@ class Reader:
             value = self.kind(given)
         except ValueError:
             raise UsageError(self.option, f"expected {self._expected}, got {given!r}") from None
+        if self.kind is int:
+            refuse_beyond_64_bits(self.option, value)
         below = self.low is not None and value < self.low
         if below or (self.high is not None and value > self.high):
             raise UsageError(self.option, f"expected {self._expected}, got {given}")

@@ -78,6 +78,18 @@ def _number(option: str, text: str, kind: Callable[[str], Number], expected: str
         value = kind(text)
     except ValueError:
         raise UsageError(option, f"expected {expected}, got {text!r}") from None
-    if not math.isfinite(value):
+    if isinstance(value, int):
+        refuse_beyond_64_bits(option, value)
+    elif not math.isfinite(value):
         raise UsageError(option, f"expected {expected}, got {text}")
     return value
+
+
+def refuse_beyond_64_bits(option: str, value: int) -> None:
+    """Sizes and ids are signed numbers of 64 bits everywhere.
+
+    Raises:
+        UsageError: a number that needs more.
+    """
+    if not -(2**63) <= value < 2**63:
+        raise UsageError(option, f"expected a whole number of 64 bits, got {value}")

@@ -22,7 +22,7 @@ def require_memory(where: str, need: int) -> None:
     """
     free = available_memory()
     if free is not None and need > free:
-        problem = f"needs {size_text(need)} of memory, {size_text(free)} is available"
+        problem = f"expected a need of at most {size_text(free)} of memory, got {size_text(need)}"
         raise ResourceError(where, problem)
 
 
@@ -34,7 +34,8 @@ def require_disk(where: str, folder: Path, need: int) -> None:
     """
     free = shutil.disk_usage(folder).free
     if need > free:
-        raise ResourceError(where, f"needs {size_text(need)} on disk, {size_text(free)} is free")
+        problem = f"expected a need of at most {size_text(free)} on disk, got {size_text(need)}"
+        raise ResourceError(where, problem)
 
 
 def available_memory() -> int | None:

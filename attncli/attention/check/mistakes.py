@@ -106,7 +106,7 @@ def _without(*names: str) -> Alternatives:
     """Visibility options left out; one of `names` has to be in use."""
 
     def alternatives(variant: Variant) -> Iterator[Alternative]:
-        used = [name for name in names if getattr(variant.options, name) not in (None, False)]
+        used = [name for name in names if getattr(variant.options, name) is not None]
         if used:
             yield Alternative(variant.with_options(**dict.fromkeys(names)), dict.fromkeys(used))
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+# Offsets stay within it, and a window this wide is no window: their sums fit 64 bits.
+FARTHEST = 2**53
+
 Index = Any  # a slice or an integer array, of NumPy or torch like the mask itself
 Array = Any  # NumPy on the host, torch after `Mask.to_torch`
 
@@ -231,7 +234,7 @@ def resolve_offset(options: AttentionOptions, sizes: Sizes) -> NDArray[np.int64]
             "--query-offset",
             f"expected one value or one per batch (B={sizes.batch}), got {len(offsets)}",
         )
-    if max(map(abs, offsets), default=0) > 2**53:
+    if max(map(abs, offsets), default=0) > FARTHEST:
         raise UsageError("--query-offset", "expected at most 2^53 in size, got more")
     return np.array(offsets, np.int64)
 
@@ -286,11 +289,11 @@ def _intervals(
         assert offset is not None  # resolve_offset has refused the other case
         position = offset[:, None] + rows  # (B | 1, S_q)
         if options.causal:
-            stop = np.minimum(stop, np.maximum(position + 1, options.prefix or 0))
+            stop = np.minimum(stop, np.maximum(position + 1, min(options.prefix or 0, sizes.k_len)))
         if options.right_window is not None:
-            stop = np.minimum(stop, position + options.right_window + 1)
+            stop = np.minimum(stop, position + min(options.right_window, FARTHEST) + 1)
         if options.left_window is not None:
-            first = np.maximum(first, position - options.left_window)
+            first = np.maximum(first, position - min(options.left_window, FARTHEST))
     first = np.clip(first, 0, sizes.k_len)
     first, stop = np.broadcast_arrays(first, np.clip(stop, 0, sizes.k_len))
     return np.ascontiguousarray(first), np.maximum(first, stop)
