@@ -60,11 +60,11 @@ class Walkthrough:
 
     Attributes:
         statistics: stage → extremes and moments.
-        unscaled: softmax of the raw scores under the same mask.
+        unscaled: the same softmax under a scale of 1.
         scaled: softmax of what softmax is really given.
         masked_cells: cells that the mask hides.
         cells: all cells of real queries.
-        keys_min, keys_max: visible keys per row.
+        keys_min, keys_max: visible keys of the rows that are not empty.
         empty_rows: queries that see no key.
         max_logit: the largest logit that softmax is given; None where there is none.
         naive_overflows: rows whose softmax without subtracting the maximum overflows in float32.
@@ -165,7 +165,7 @@ class _Gathered:
         if not visible.size:
             self.entropies += [None] * len(seen)
             return
-        raw = scores.values.numpy()[scores.real.numpy()][seen]
+        raw = self._without_scale(blocks)[scores.real.numpy()][seen]
         sinks = self.problem.sinks
         sink = None if sinks is None else float(sinks[scores.head])
         before, after = (symptoms(_outcomes(part, visible, sink)) for part in (raw, masked))
@@ -176,6 +176,24 @@ class _Gathered:
         head.add(after.entropy_bits)
         found = iter(after.entropy_bits.tolist())
         self.entropies += [next(found) if row else None for row in seen]
+
+    def _without_scale(self, blocks: dict[Stage, Block]) -> NDArray[np.floating]:
+        """What softmax would be given under a scale of 1, (rows, S_k); hidden cells hold anything.
+
+        Temperature, soft cap and biases stay, so that the scale alone makes the difference.
+        """
+        problem = self.problem
+        raw: NDArray[np.floating] = blocks[Stage.SCORES].values.numpy() / problem.temperature
+        before = blocks[Stage.SCALED]
+        if problem.softcap is not None:
+            raw = problem.softcap * np.tanh(raw / problem.softcap)
+            before = blocks[Stage.CAPPED]
+        if problem.mask.added is None and problem.mask.slopes is None:
+            return raw
+        with np.errstate(invalid="ignore", over="ignore"):  # input that is not finite
+            bias = blocks[Stage.MASKED].values.numpy() - before.values.numpy()
+            raw += bias
+        return raw
 
     def _naive(self, masked: NDArray[np.floating], visible: NDArray[np.bool_]) -> None:
         """What exp(x) / Σ exp(x), the maximum not subtracted, would do in float32."""
@@ -224,7 +242,7 @@ def _outcomes(
 
 
 def _online(logits: NDArray[np.floating], visible: NDArray[np.bool_]) -> tuple[OnlineStep, ...]:
-    """The running maximum and sum over two to four blocks of keys.
+    """The running maximum and sum over up to four blocks of keys.
 
     Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao et
     al., "FlashAttention" (2022).

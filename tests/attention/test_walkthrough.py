@@ -74,9 +74,7 @@ def test_facts_against_the_whole(data: st.DataObject, cells: int) -> None:
     assert (found.keys_min, found.keys_max) == (int(keys[some].min()), int(keys.max()))
     weights = result.stages["weights"].flatten(0, 2)[some]
     assert_sharpness(found.scaled, weights)
-    unscaled = attncli.compute(
-        t.q, t.k, attn_mask=result.visible.numpy(), scale=1.0, stages="weights"
-    )
+    unscaled = attncli.compute(t.q, t.k, attn_mask=mask, scale=1.0, stages="weights")
     assert_sharpness(found.unscaled, unscaled.stages["weights"].flatten(0, 2)[some])
 
 
@@ -135,6 +133,23 @@ def test_the_online_softmax_skips_hidden_keys() -> None:
     assert (found.online[0].maximum, found.online[0].total) == (-math.inf, 0.0)
     assert found.online[-1].maximum == 2.0
     assert found.online[-1].total == pytest.approx(1 + math.exp(-1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.5},
+        {"softcap": 1.5},
+        {"alibi": True, "causal": True},
+        {"attn_mask": np.array([[0.0, -1.0, 2.0, -np.inf]] * 4), "softcap": 2.0},
+        {"alibi": True, "temperature": 2.0, "sinks": np.array([0.5])},
+    ],
+)
+def test_without_the_scale_all_else_stays(options: dict[str, Any]) -> None:
+    q, k, _ = example()
+    found = walk_through(make_problem(q, k, None, AttentionOptions(**options))).unscaled
+    other = walk_through(make_problem(q, k, None, AttentionOptions(scale=1.0, **options))).scaled
+    assert astuple(found) == pytest.approx(astuple(other), abs=1e-12)
 
 
 def test_a_sink_is_one_more_outcome() -> None:
