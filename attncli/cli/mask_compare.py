@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from attncli.errors import AttncliError, CheckFailedError
-from attncli.report.choices import Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +51,7 @@ def run_compare(
     emit(
         work.format,
         printer,
-        command="mask-compare" if work.format is Format.JSON else "mask",
+        command="mask-compare",
         columns=MASK_CELLS,
         records=records,
         inputs=sized.described | described_masks(read),
