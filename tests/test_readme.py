@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.main import get_command
 
 from attncli.cli.app import COMMANDS, app
@@ -159,6 +160,7 @@ def test_the_commands_listed_are_the_modules_that_register_one() -> None:
 def test_python_blocks_run_and_give_what_their_comments_say() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert blocks
+    torch.manual_seed(0)
     for block in blocks:
         names: dict[str, Any] = {}
         for line in block.splitlines():
