@@ -37,7 +37,7 @@ def run_effect(
     from attncli.report.records import MASK_EFFECT
 
     warnings: list[str] = []
-    scores = _scores(chosen, built, sized, read, warnings)
+    scores, used = _scores(chosen, built, sized, read, warnings)
     printer.warn(warnings)
     emit(
         work.format,
@@ -46,7 +46,7 @@ def run_effect(
         columns=MASK_EFFECT,
         records=_records(scores, built),
         inputs=sized.described | described_masks(read),
-        params=params_of(built, read) | {"scores": chosen.scores},
+        params=params_of(built, read) | {"scores": chosen.scores} | used,
         show=lambda found: effect_tables(found, printer, work.digits, work.unit),
     )
 
@@ -76,8 +76,8 @@ def _records(scores: NDArray[Any], built: Mask) -> Iterator[Record]:
 
 def _scores(
     chosen: MaskOptions, built: Mask, sized: Sized, read: Shape, warnings: list[str]
-) -> NDArray[Any]:
-    """Scaled scores (B, H, S_q, S_k), from a file or from Q and K."""
+) -> tuple[NDArray[Any], Record]:
+    """Scaled scores (B, H, S_q, S_k), from a file or from Q and K, and the options used on them."""
     import numpy as np
 
     from attncli.attention.masks.mask_input import as_rank_4
@@ -85,8 +85,8 @@ def _scores(
 
     sizes = built.sizes
     if chosen.scores is None:
-        scores = _products(chosen, built, sized, read)
-        return np.broadcast_to(scores, (sizes.batch, sizes.heads, *scores.shape[2:]))
+        scores, used = _products(chosen, built, sized, read)
+        return np.broadcast_to(scores, (sizes.batch, sizes.heads, *scores.shape[2:])), used
     from attncli.cli.shape import read_array
 
     array = read_array(chosen.scores, "--scores", warnings)
@@ -99,11 +99,13 @@ def _scores(
         )
     with told_of("--scores"):
         whole = as_rank_4(array, sizes)
-    return np.broadcast_to(whole, (sizes.batch, sizes.heads, *whole.shape[2:]))
+    return np.broadcast_to(whole, (sizes.batch, sizes.heads, *whole.shape[2:])), {}
 
 
-def _products(chosen: MaskOptions, built: Mask, sized: Sized, read: Shape) -> NDArray[Any]:
-    """Q·K·scale in float64, every head of Q with its own head of K."""
+def _products(
+    chosen: MaskOptions, built: Mask, sized: Sized, read: Shape
+) -> tuple[NDArray[Any], Record]:
+    """Q Kᵀ in float64, scaled and capped, every head of Q with its own head of K; and by what."""
     import numpy as np
 
     from attncli.attention.options import Layout
@@ -137,7 +139,8 @@ def _products(chosen: MaskOptions, built: Mask, sized: Sized, read: Shape) -> ND
     scores *= scale / options.temperature
     if options.softcap is not None:
         scores = options.softcap * np.tanh(scores / options.softcap)
-    return scores
+    used = {"scale": scale, "temperature": options.temperature, "softcap": options.softcap}
+    return scores, used
 
 
 def _unpacked(side: NDArray[Any], width: int) -> NDArray[Any]:

@@ -236,6 +236,9 @@ def test_the_effect_on_scores_of_q_and_k_and_of_a_file(run: Any) -> None:
     check_effect(given.out, scores / np.sqrt(6))
     capped = run("q.npy k.npy --effect --causal --scale .5 --temperature 2 --softcap 3 -f csv")
     check_effect(capped.out, 3 * np.tanh(scores / 4 / 3))
+    params = run("q.npy k.npy --effect --causal --softcap 3 -f json", q=q, k=k).document["params"]
+    used = {name: params[name] for name in ("scale", "temperature", "softcap")}
+    assert used == {"scale": pytest.approx(1 / np.sqrt(6)), "temperature": 1.0, "softcap": 3.0}
     packed = {n: t.swapaxes(1, 2).reshape(2, S, -1) for n, t in (("pq", q), ("pk", k))}
     flat = run("pq.npy pk.npy --layout bsh --heads 4 --effect --causal -f csv", **packed)
     check_effect(flat.out, scores / np.sqrt(6))
