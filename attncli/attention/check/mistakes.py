@@ -35,11 +35,6 @@ class Alternative:
     variant: Variant
     changes: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def options(self) -> str:
-        """The changes as the command line spells them; empty where there are none."""
-        return options_text(self.changes)
-
 
 def options_text(changes: dict[str, Any]) -> str:
     """Changed options as the command line spells them, those to be left out last."""
