@@ -128,7 +128,7 @@ def make_problem(
         for role, (tensor, count) in given.items()
         if tensor is not None
     }
-    warnings = _check_shapes(ready, layout)
+    warnings = _check_shapes(ready, layout, declared=heads is not None)
     _check_heads(ready, heads, kv_heads)
     if not allow_nonfinite:
         for role, tensor in ready.items():
@@ -217,8 +217,13 @@ def _full_index(found: tuple[int, list[int]], tensor: torch.Tensor) -> tuple[int
     return tuple(index)
 
 
-def _check_shapes(ready: dict[str, torch.Tensor], layout: Layout) -> list[str]:
-    """Refuse Q, K and V of shapes that do not go together; return what looks like a mistake."""
+def _check_shapes(
+    ready: dict[str, torch.Tensor], layout: Layout, *, declared: bool
+) -> list[str]:
+    """Refuse Q, K and V of shapes that do not go together; return what looks like a mistake.
+
+    Where the number of heads was declared, their axis is no guess.
+    """
     q, k, v = ready["q"], ready["k"], ready.get("v")
     for role, tensor in ready.items():
         if tensor.is_complex():
@@ -243,7 +248,8 @@ def _check_shapes(ready: dict[str, torch.Tensor], layout: Layout) -> list[str]:
             f"expected a number of heads that divides q's {q.shape[1]}, got {k.shape[1]}",
             "heads are the second axis from the left; --layout bshd if they are the third",
         )
-    if layout is Layout.BHSD and q.shape[1] > q.shape[2] > 0 and q.shape[1] > 1:
+    guessed = layout is Layout.BHSD and not declared
+    if guessed and q.shape[1] > q.shape[2] > 0 and q.shape[1] > 1:
         return [
             f"q {tuple(q.shape)} has more heads than queries; if it is (B, S, H, d), "
             "say --layout bshd"

@@ -197,6 +197,9 @@ def _compute(
     index = _index(rows, problem.device)
     batch, head = slice(inputs.batch, inputs.batch + 1), slice(inputs.head, inputs.head + 1)
     visible = mask.visible(batch, head, index, slice(None))[0, 0]  # (rows | 1, S_k | 1)
+    real = _real(mask, inputs.batch, rows).to(visible.device)
+    if not bool(real.all()):
+        visible = visible & real[:, None]  # padded queries see nothing and give nothing
     bias = mask.bias(batch, head, index, slice(None))
     found = steps.logits(
         problem.cast(inputs.q[_index(rows, inputs.q.device)]),

@@ -156,6 +156,13 @@ def _twisted(*twists: dict[str, Any]) -> Callable[[Draw], Iterator[Found]]:
     return lambda draw: iter([attend(draw, **twist) for twist in twists])
 
 
+def _added_causal(draw: Draw) -> Iterator[Found]:
+    corner = draw.k.shape[2] - draw.q.shape[2]
+    for offset in {0, corner} if draw.offset is None else [draw.offset]:
+        if not draw.causal:
+            yield attend(replace(draw, causal=True, offset=offset))
+
+
 def _top_left(draw: Draw) -> Iterator[Found]:
     yield attend(replace(draw, offset=0))
 
@@ -315,6 +322,7 @@ MADE: dict[str, Callable[[Draw], Iterator[Found]]] = {
     "scale:squared": _scaled(lambda d: d.scale**2),
     "scale:fitted": _scaled(lambda d: d.scale * float(d.random.uniform(0.3, 3))),
     "causal:missing": _changed(causal=False),
+    "causal:added": _added_causal,
     "offset:top-left": _top_left,
     "offset:bottom-right": _bottom_right,
     "offset:-1": _moved(-1),
@@ -351,6 +359,7 @@ MADE: dict[str, Callable[[Draw], Iterator[Found]]] = {
 NEEDS: dict[str, tuple[str, ...]] = {
     "scale:squared": ("scale",),
     "causal:missing": ("causal",),
+    "causal:added": ("acausal",),
     "offset:top-left": ("causal", "cross"),
     "offset:bottom-right": ("causal", "cross"),
     "offset:-1": ("causal",),
@@ -403,6 +412,8 @@ def draw_problem(name: str, seed: int) -> Draw:
     has = {what for what, share in likely.items() if random.random() < share} | set(needs)
     if "self" in has:
         has.discard("cross")
+    if "acausal" in has:
+        has.discard("causal")
     if "added" in needs:
         has.discard("mask")
     if "plain" in has:

@@ -198,3 +198,11 @@ def test_a_scale_that_went_through_float32_is_the_classic_one() -> None:
     fit = fit_scale(given, weights=computed(given, FitSource.WEIGHTS, 1 / 3))
     assert [candidate.name for candidate in fit.candidates if "given" in candidate.name] == []
     assert fit.candidates[0].name == "1/√d_v"
+
+
+def test_a_named_scale_that_leaves_rounding_alone_comes_first() -> None:
+    rng = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 3, 16, 32, generator=rng, dtype=torch.float64) for _ in range(2))
+    problem = make_problem(q, k, None, AttentionOptions())
+    weights = torch.softmax(q @ k.mT / 32**0.5, -1)
+    assert fit_scale(problem, weights=weights).candidates[0].name.startswith("1/√d_k")

@@ -320,3 +320,9 @@ def test_cost_without_values() -> None:
     found = cost_of(made(Q, K))
     assert found.output_operations == 0
     assert found.streamed_bytes == 8 * 2 * 4 * 5 * 2
+
+
+def test_declared_heads_are_no_guess_at_the_layout() -> None:
+    q = torch.zeros(1, 8, 4, 2)
+    assert "--layout bshd" in make_problem(q, q, q, AttentionOptions()).warnings[0]
+    assert make_problem(q, q, q, AttentionOptions(), heads=8).warnings == ()

@@ -116,6 +116,19 @@ def _no_causal(variant: Variant) -> Iterator[Alternative]:
         yield Alternative(variant.with_options(**changes), changes)
 
 
+def _added_causal(variant: Variant) -> Iterator[Alternative]:
+    """Causality that was not declared, in either corner where they differ."""
+    options, sizes = variant.options, variant.problem.sizes
+    if options.causal:
+        return
+    corners = [0] if sizes.q_len == sizes.k_len else [0, sizes.k_len - sizes.q_len]
+    for corner in corners if options.query_offset is None else [options.query_offset]:
+        changes: dict[str, Any] = {"causal": True}
+        if sizes.q_len != sizes.k_len:
+            changes["query_offset"] = corner
+        yield Alternative(variant.with_options(**changes), changes)
+
+
 def _offset(of: Callable[[int, int], int]) -> Alternatives:
     """Query 0 elsewhere: from its position and the bottom-right one to a new position."""
 
@@ -299,6 +312,7 @@ MISTAKES = (
     Mistake("scale:dk", _scale(lambda p: 1 / p.dk)),
     Mistake("scale:squared", _scale(lambda p: _squared(p.scale, p.dk))),
     Mistake("causal:missing", _no_causal),
+    Mistake("causal:added", _added_causal),
     Mistake("offset:top-left", _offset(lambda old, corner: 0)),
     Mistake("offset:bottom-right", _offset(lambda old, corner: corner)),
     Mistake("offset:-1", _offset(lambda old, corner: old - 1)),

@@ -21,6 +21,10 @@ SAMPLE_CELLS = 1 << 22
 _KEY_ROWS = 1 << 16
 
 
+# Roundings between the scores and a weight: product, shift, exponential, sum, quotient.
+_ROUNDINGS = 8
+
+
 @dataclass(frozen=True, slots=True)
 class SamplePart:
     """Rows of one head, float64.
@@ -86,8 +90,8 @@ class Sample:
 
     @property
     def noise(self) -> float:
-        """Root mean square that rounding of the target alone explains."""
-        return self.target_rms * self.precision
+        """Root mean square that rounding explains: of the target, and of a softmax like ours."""
+        return self.target_rms * self.precision * _ROUNDINGS
 
     @property
     def spread(self) -> float:
