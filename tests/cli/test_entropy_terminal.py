@@ -164,6 +164,6 @@ def test_an_interrupt_ends_it_cleanly() -> None:
     assert process.stdout.read(6) == "source"  # it has begun
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=120)
     assert process.returncode == 130
     assert error.strip() == "attncli: interrupted"

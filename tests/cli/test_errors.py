@@ -193,7 +193,7 @@ def test_interrupt(files: Path) -> None:
         time.sleep(0.05)
     time.sleep(0.5)  # well into the writing
     running.send_signal(signal.SIGINT)
-    out, said = running.communicate(timeout=30)
+    out, said = running.communicate(timeout=120)
     assert (running.returncode, out, said) == (130, "", "attncli: interrupted\n")
     left = sorted(path.name for path in Path().iterdir())
     assert left == ["bundle.npz", "k.npy", "q.npy", "v.npy"]

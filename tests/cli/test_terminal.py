@@ -204,7 +204,7 @@ def on_a_terminal(arguments: list[str], *answers: bytes, **environment: str) -> 
                 os.write(parent, answers[typed])
                 typed += 1
     except OSError:  # how Linux says that nobody is left at the other end
-        return running.wait(timeout=60), shown.decode().replace("\r\n", "\n")
+        return running.wait(timeout=120), shown.decode().replace("\r\n", "\n")
     finally:
         running.kill()
         os.close(parent)
