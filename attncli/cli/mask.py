@@ -120,7 +120,7 @@ def register(app: typer.Typer) -> None:
         printer = make_printer(work)
         sized = find_sizes(chosen, shape)
         read = read_shape(shape, sized.declared)
-        printer.warn((*sized.warnings, *read.warnings))
+        printer.warn((*sized.warnings, *read.warnings, *_unused(chosen, shape)))
         run_mask(chosen, sized, read, work, printer)
 
 
@@ -207,6 +207,14 @@ def _suspicions(judged: MaskAudit, second: MaskRecognition | None) -> Iterator[s
                 )
 
 
+def _unused(chosen: MaskOptions, shape: ShapeOptions) -> Iterator[str]:
+    """Options of the softmax, which every command takes and a mask has no use for."""
+    names = ("sinks",) if chosen.effect else ("scale", "temperature", "softcap", "sinks")
+    for name in names:
+        if getattr(shape, name) is not None:
+            yield f"--{name} shapes the softmax, not the mask, and is not used here"
+
+
 def _check_options(chosen: MaskOptions, shape: ShapeOptions) -> None:
     """Refuse options that would do nothing, or that make no sense together."""
     for option, value in (("--as", chosen.save_as), ("--dtype", chosen.save_dtype)):
@@ -219,11 +227,6 @@ def _check_options(chosen: MaskOptions, shape: ShapeOptions) -> None:
     for name in several(chosen.fail_on):
         if name not in FAILURES:
             raise UsageError("--fail-on", f"expected one of {', '.join(FAILURES)}, got {name!r}")
-    if shape.sinks is not None:
-        raise UsageError("--sinks", "expected options of the mask, got one of the softmax")
-    for name in ("scale", "temperature", "softcap"):
-        if getattr(shape, name) is not None and not chosen.effect:
-            raise UsageError(f"--{name}", f"expected --effect beside it, got --{name} alone")
     if chosen.group and not chosen.files:
         raise UsageError("--group", "expected a bundle beside it, got none")
     if chosen.layout is not Layout.BHSD and not chosen.files:
