@@ -217,9 +217,7 @@ def _full_index(found: tuple[int, list[int]], tensor: torch.Tensor) -> tuple[int
     return tuple(index)
 
 
-def _check_shapes(
-    ready: dict[str, torch.Tensor], layout: Layout, *, declared: bool
-) -> list[str]:
+def _check_shapes(ready: dict[str, torch.Tensor], layout: Layout, *, declared: bool) -> list[str]:
     """Refuse Q, K and V of shapes that do not go together; return what looks like a mistake.
 
     Where the number of heads was declared, their axis is no guess.
