@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 import numpy as np
 import torch
 
-from attncli.attention.options import OPTION_NAMES, AttentionOptions, Corner, MaskTrue
+from attncli.attention.options import (
+    OPTION_NAMES,
+    AttentionOptions,
+    Corner,
+    Layout,
+    MaskTrue,
+    Precision,
+)
+from attncli.attention.problem import Problem, make_problem
 from attncli.errors import DataError, UsageError
 from attncli.files.convert import as_torch
 from attncli.files.elements import BY_NAME, name_of
@@ -137,3 +145,35 @@ def _whole_numbers(value: Any) -> tuple[int, ...] | None:
     if array.size and (array.dtype.kind not in "iu" or array.ndim > 1):
         raise TypeError(f"expected whole numbers, got {value!r}")
     return tuple(array.tolist())
+
+
+def as_problem(
+    q: TensorLike,
+    k: TensorLike,
+    v: TensorLike,
+    options: AttentionOptions,
+    *,
+    layout: Layout | str,
+    precision: Precision | str,
+    device: str | None,
+    heads: int | None,
+    kv_heads: int | None,
+    allow_nonfinite: bool,
+) -> Problem:
+    """A checked problem from what a caller gave; arguments and errors as for `make_problem`.
+
+    A `device` of None means where q is.
+    """
+    queries = as_tensor(q, "q")
+    return make_problem(
+        queries,
+        as_tensor(k, "k"),
+        None if v is None else as_tensor(v, "v"),
+        options,
+        layout=as_choice(Layout, layout, "layout"),
+        heads=heads,
+        kv_heads=kv_heads,
+        precision=as_choice(Precision, precision, "precision"),
+        device=str(queries.device) if device is None else device,
+        allow_nonfinite=allow_nonfinite,
+    )

@@ -10,13 +10,13 @@ from attncli.api.arguments import (
     TensorLike,
     as_choice,
     as_options,
+    as_problem,
     as_tensor,
 )
 from attncli.attention.check.candidate import Target, read_candidate
 from attncli.attention.check.hypotheses import Hypothesis
 from attncli.attention.check.hypotheses import check as check_candidates
 from attncli.attention.options import Layout, Precision
-from attncli.attention.problem import make_problem
 from attncli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -115,15 +115,15 @@ def check(
     if not actual:
         raise UsageError("check", "expected actual_output, _weights or _logsumexp, got none")
     declared, order = as_options(options), as_choice(Layout, layout, "layout")
-    problem = make_problem(
-        as_tensor(q, "q"),
-        as_tensor(k, "k"),
-        None if v is None else as_tensor(v, "v"),
+    problem = as_problem(
+        q,
+        k,
+        v,
         declared,
         layout=order,
         heads=heads,
         kv_heads=kv_heads,
-        precision=as_choice(Precision, precision, "precision"),
+        precision=precision,
         device=device,
         allow_nonfinite=allow_nonfinite,
     )

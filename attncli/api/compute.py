@@ -12,15 +12,14 @@ import torch
 from attncli.api.arguments import (
     OptionKeywords,
     TensorLike,
-    as_choice,
     as_indices,
     as_options,
-    as_tensor,
+    as_problem,
 )
 from attncli.attention import stages as attention_stages
 from attncli.attention.cost import Cost, cost_of
 from attncli.attention.options import Layout, Precision
-from attncli.attention.problem import Problem, make_problem
+from attncli.attention.problem import Problem
 from attncli.attention.stage_statistics import StageResult
 from attncli.attention.stages import (
     Selection,
@@ -144,15 +143,15 @@ def compute(
         UsageError: options that make no sense, or do not fit the shapes.
         ResourceError: a device that is not there, or more memory than there is.
     """
-    problem = make_problem(
-        as_tensor(q, "q"),
-        as_tensor(k, "k"),
-        None if v is None else as_tensor(v, "v"),
+    problem = as_problem(
+        q,
+        k,
+        v,
         as_options(options),
-        layout=as_choice(Layout, layout, "layout"),
+        layout=layout,
         heads=heads,
         kv_heads=kv_heads,
-        precision=as_choice(Precision, precision, "precision"),
+        precision=precision,
         device=device,
         allow_nonfinite=allow_nonfinite,
     )

@@ -10,13 +10,12 @@ import torch
 from attncli.api.arguments import (
     OptionKeywords,
     TensorLike,
-    as_choice,
     as_indices,
     as_options,
-    as_tensor,
+    as_problem,
 )
 from attncli.attention.options import Layout, Precision
-from attncli.attention.problem import Problem, make_problem
+from attncli.attention.problem import Problem
 from attncli.attention.streaming.chosen_heads import chosen_parts, stream_parts
 from attncli.attention.streaming.head_statistics import HeadStatistics, head_statistics
 from attncli.attention.streaming.labels import Thresholds
@@ -125,17 +124,16 @@ def entropy(
         ResourceError: a device that is not there.
     """
     thresholds = _thresholds(label_limits or {})
-    queries = as_tensor(q, "q")
-    problem = make_problem(
-        queries,
-        as_tensor(k, "k"),
-        None if v is None else as_tensor(v, "v"),
+    problem = as_problem(
+        q,
+        k,
+        v,
         as_options(options),
-        layout=as_choice(Layout, layout, "layout"),
+        layout=layout,
         heads=heads,
         kv_heads=kv_heads,
-        precision=as_choice(Precision, precision, "precision"),
-        device=str(queries.device) if device is None else device,
+        precision=precision,
+        device=device,
         allow_nonfinite=allow_nonfinite,
     )
     parts = chosen_parts(problem, as_indices(batch_index), as_indices(head_index))

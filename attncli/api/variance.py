@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from attncli.api.arguments import OptionKeywords, TensorLike, as_choice, as_options, as_tensor
+from attncli.api.arguments import OptionKeywords, TensorLike, as_choice, as_options, as_problem
 from attncli.attention.options import Layout, Precision
-from attncli.attention.problem import Problem, make_problem
+from attncli.attention.problem import Problem
 from attncli.attention.variance.audit import audit, diagnosis
 from attncli.attention.variance.distributions import Distribution, DistributionName
 from attncli.attention.variance.experiment import ExperimentRecord, ExperimentSpec, experiment
@@ -187,15 +187,15 @@ def _audited(
 ) -> Audited:
     """The audit of every head."""
     chosen = as_options(options)
-    problem = make_problem(
-        as_tensor(q, "q"),
-        as_tensor(k, "k"),
+    problem = as_problem(
+        q,
+        k,
         None,
         chosen,
-        layout=as_choice(Layout, layout, "layout"),
+        layout=layout,
         heads=heads,
         kv_heads=kv_heads,
-        precision=as_choice(Precision, precision, "precision"),
+        precision=precision,
         device=device,
         allow_nonfinite=allow_nonfinite,
     )

@@ -189,8 +189,8 @@ def sampled_records(run: EntropyRun) -> Iterator[Record]:
 
 
 def _sampled(run: EntropyRun, work: HeadsOfGroup, rows: HeadRows) -> Record:
-    from attncli.attention.streaming.head_statistics import head_statistics, row_columns
-    from attncli.attention.streaming.sample_rows import estimate
+    from attncli.attention.streaming.head_statistics import head_statistics
+    from attncli.attention.streaming.sample_rows import estimates_of
 
     real = work.problem.mask.real_queries(rows.batch)
     sampled = len(rows.queries)
@@ -202,14 +202,10 @@ def _sampled(run: EntropyRun, work: HeadsOfGroup, rows: HeadRows) -> Record:
     }
     if sampled < real:
         numbers |= dict.fromkeys(OF_ALL_ROWS)
-    columns = row_columns(rows)
-    errors: Record = {}
-    for name in ESTIMATED:
-        values = columns.get(name)
-        known = values is not None and len(values) > 0
-        errors[f"{name}_se"] = (
-            estimate(values, sampled, real).standard_error if known else None  # type: ignore[arg-type]
-        )
+    found = estimates_of(rows, real)
+    errors = {
+        f"{name}_se": found[name].standard_error if name in found else None for name in ESTIMATED
+    }
     extra = {"sampled_queries": sampled} | of_sample | errors
     return _place(work, rows) | numbers | _heat(work, rows) | extra
 

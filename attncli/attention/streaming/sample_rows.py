@@ -99,13 +99,22 @@ def draw_rows(problem: Problem, count: int, seed: int) -> list[NDArray[np.int64]
 def _estimates(problem: Problem, heads: Iterator[HeadRows]) -> Iterator[SampledHead]:
     for rows in heads:
         real = problem.mask.real_queries(rows.batch)
-        columns = row_columns(rows).items()
-        estimates = {
-            name: estimate(values, len(rows.queries), real)
-            for name, values in columns
-            if len(values)
-        }
+        estimates = estimates_of(rows, real)
         yield SampledHead(rows=rows, sampled=len(rows.queries), queries=real, estimates=estimates)
+
+
+def estimates_of(rows: HeadRows, queries: int) -> dict[str, Estimate]:
+    """Estimates of the means of one head; columns without a row in the sample are left out.
+
+    Args:
+        rows: the sample.
+        queries: how many real queries the head has.
+    """
+    return {
+        name: estimate(values, len(rows.queries), queries)
+        for name, values in row_columns(rows).items()
+        if len(values)
+    }
 
 
 def estimate(values: torch.Tensor, sampled: int, queries: int) -> Estimate:
