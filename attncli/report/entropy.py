@@ -63,24 +63,29 @@ class Style:
         return paragraph(text, self.printer)
 
 
-def head_tables(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
-    """A table of heads for each group, a line a head."""
+def _of_groups(
+    records: Sequence[Record],
+    style: Style,
+    table: Callable[[list[Record], Style], RenderableType],
+) -> Iterator[RenderableType]:
+    """A table for each group, under its name where it has one."""
     for named, of_group in by_group(records):
         if named:
             yield style.heading(named)
-        yield _head_table(of_group, style)
+        yield table(of_group, style)
         yield ""
+
+
+def head_tables(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
+    """A table of heads for each group, a line a head."""
+    yield from _of_groups(records, style, _head_table)
     yield from _sink_note(records, style)
     yield _label_note(style)
 
 
 def sampled_tables(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
     """Estimates with their standard errors; what only all rows could tell is not there."""
-    for named, of_group in by_group(records):
-        if named:
-            yield style.heading(named)
-        yield _sampled_table(of_group, style)
-        yield ""
+    yield from _of_groups(records, style, _sampled_table)
     yield style.note(
         "estimated from the sampled rows: means ± their standard errors; labels are estimates "
         "too. Largest logits are those of the sample: the head's own may be larger."
@@ -91,11 +96,7 @@ def sampled_tables(records: Sequence[Record], style: Style) -> Iterator[Renderab
 
 def variant_tables(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
     """Scales or temperatures side by side, a line a head."""
-    for named, of_group in by_group(records):
-        if named:
-            yield style.heading(named)
-        yield _variant_table(of_group, style)
-        yield ""
+    yield from _of_groups(records, style, _variant_table)
     yield style.note(
         f"mean entropy in {style.unit} and mean largest weight over the rows of each head"
     )
