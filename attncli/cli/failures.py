@@ -9,7 +9,14 @@ import sys
 
 import typer
 
-from attncli.errors import AttncliError, DataError, ExitCode, ResourceError, UsageError
+from attncli.errors import (
+    AttncliError,
+    DataError,
+    ExitCode,
+    ResourceError,
+    UsageError,
+    on_command_line,
+)
 
 # Typer keeps its parser's exceptions to itself; the public one leads to their common ancestor.
 PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -30,9 +37,9 @@ def explain_failure(error: BaseException) -> ExitCode:
         known = DataError(
             f"unexpected {kind}", str(error), "this is a fault of attncli; --debug shows where"
         )
-    _print(f"attncli: error: {known}")
+    _print(on_command_line(f"attncli: error: {known.where}: {known.problem}"))
     if known.advice:
-        _print(f"  {known.advice}")
+        _print(on_command_line(f"  {known.advice}"))
     return known.exit_code
 
 

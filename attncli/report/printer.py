@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
+from attncli.errors import on_command_line
 from attncli.report.choices import Color
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Printer:
 
     def warn(self, messages: Iterable[str]) -> None:
         """Say each message once, on standard error."""
-        for message in messages:
+        for message in map(on_command_line, messages):
             if message not in self.warned:
                 self.warned.append(message)
                 if not self.quiet:
