@@ -14,11 +14,12 @@ PACKAGE = Path(attncli.__file__).parent
 
 # What each room may import of the others, for its types as well; `attncli` is the version.
 ARROWS = {
-    "attention": {"errors"},
+    "attention": {"columns", "errors"},
     "files": {"errors"},
-    "report": {"attention", "attncli", "errors", "files"},
-    "api": {"attention", "errors", "files"},
-    "cli": {"attention", "attncli", "errors", "files", "report"},
+    "report": {"attention", "attncli", "columns", "errors", "files"},
+    "api": {"attention", "columns", "errors", "files"},
+    "cli": {"attention", "attncli", "columns", "errors", "files", "report"},
+    "columns": set(),
     "errors": set(),
     "attncli": {"api", "attention", "errors"},
     "__main__": {"cli"},
@@ -30,7 +31,7 @@ COMPUTED_BY_REPORT = {
     "attncli.attention.masks.picture",
     "attncli.attention.masks.view",
 }
-LIGHT = ("attncli", "attncli.errors", "attncli.files", "attncli.report.choices")
+LIGHT = ("attncli", "attncli.columns", "attncli.errors", "attncli.files", "attncli.report.choices")
 HEAVY = {"numpy", "rich", "torch"}
 # `mask` and `inspect` promise to do without torch, so does whatever they import.
 WITHOUT_TORCH = ("attention.masks", "api.mask", "attention.options", "files")
