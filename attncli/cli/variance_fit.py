@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from attncli.attention.check.candidate import Target
 from attncli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _fitted(problem: Problem, tensor: torch.Tensor, spec: str) -> ScaleFit:
     fits = []
     for source in _kinds(problem, tensor, spec):
         try:
-            fits.append(fit_scale(problem, **{source: tensor}))
+            fits.append(fit_scale(problem, source, tensor))
         except DataError as error:
             raise DataError(spec, f"{error.problem}, for {source}", error.advice) from None
     return min(fits, key=_unexplained)
@@ -83,10 +84,10 @@ def _records(fit: ScaleFit, problem: Problem) -> list[dict[str, Any]]:
     return [place | asdict(candidate) for candidate in fit.candidates]
 
 
-def _kinds(problem: Problem, tensor: torch.Tensor, spec: str) -> list[str]:
+def _kinds(problem: Problem, tensor: torch.Tensor, spec: str) -> list[Target]:
     """What a tensor of this width can be."""
     width = tensor.shape[-1] if tensor.ndim else 0
-    widths = {"weights": problem.sizes.k_len, "output": problem.dv}
+    widths = {Target.WEIGHTS: problem.sizes.k_len, Target.OUTPUT: problem.dv}
     found = [kind for kind, wanted in widths.items() if wanted == width]
     if not found:
         names = (f"{kind} (…, {wanted})" for kind, wanted in widths.items() if wanted)

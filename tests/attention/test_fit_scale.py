@@ -11,11 +11,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attncli.attention import steps
+from attncli.attention.check import evidence
+from attncli.attention.check.candidate import Target
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem, make_problem
-from attncli.attention.variance import fit_sample
-from attncli.attention.variance.fit_scale import FitSource, ScaleFit, fit_scale
-from attncli.errors import DataError, UsageError
+from attncli.attention.variance.fit_scale import ScaleFit, fit_scale
+from attncli.errors import DataError
 
 DK, DV, HEADS = 16, 9, 4
 SCALES = {
@@ -37,7 +38,7 @@ def problem_with(length: int = 24, **options: Any) -> Problem:
     return make_problem(q, k, v, AttentionOptions(**options))
 
 
-def computed(problem: Problem, source: FitSource, scale: float) -> torch.Tensor:
+def computed(problem: Problem, source: Target, scale: float) -> torch.Tensor:
     """Weights or output under another scale, by the reference steps, float64."""
     repeats = problem.sizes.heads // problem.kv_heads
     k, v = (side.repeat_interleave(repeats, 1) for side in (problem.k, problem.v))
@@ -54,11 +55,11 @@ def computed(problem: Problem, source: FitSource, scale: float) -> torch.Tensor:
     )
     sink = None if problem.sinks is None else problem.sinks[:, None]
     weights = steps.softmax(found.masked, found.visible, sink).weights
-    return weights if source is FitSource.WEIGHTS else weights @ v
+    return weights if source is Target.WEIGHTS else weights @ v
 
 
-def fit(problem: Problem, source: FitSource, target: torch.Tensor) -> ScaleFit:
-    return fit_scale(problem, **{source.value: target})
+def fit(problem: Problem, source: Target, target: torch.Tensor) -> ScaleFit:
+    return fit_scale(problem, source, target)
 
 
 def fitted_scale(found: ScaleFit) -> float:
@@ -66,7 +67,7 @@ def fitted_scale(found: ScaleFit) -> float:
     return scale
 
 
-@pytest.mark.parametrize("source", FitSource)
+@pytest.mark.parametrize("source", [Target.WEIGHTS, Target.OUTPUT])
 @pytest.mark.parametrize("name", SCALES)
 @pytest.mark.parametrize(
     "options",
@@ -81,7 +82,7 @@ def fitted_scale(found: ScaleFit) -> float:
     ids=["plain", "causal", "temperature", "softcap", "sinks", "padded"],
 )
 def test_the_scale_that_was_used_comes_first(
-    source: FitSource, name: str, options: dict[str, Any]
+    source: Target, name: str, options: dict[str, Any]
 ) -> None:
     problem = problem_with(**options)
     found = fit(problem, source, computed(problem, source, SCALES[name]))
@@ -95,9 +96,9 @@ def test_the_scale_that_was_used_comes_first(
     assert all(one.rms > 1e-4 for one in others)
 
 
-@pytest.mark.parametrize("source", FitSource)
+@pytest.mark.parametrize("source", [Target.WEIGHTS, Target.OUTPUT])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_rounded_tensors_still_name_the_scale(source: FitSource, dtype: torch.dtype) -> None:
+def test_rounded_tensors_still_name_the_scale(source: Target, dtype: torch.dtype) -> None:
     problem = problem_with(causal=True)
     found = fit(problem, source, computed(problem, source, 1.0).to(dtype))
     assert found.candidates[0].name == "1"
@@ -110,14 +111,14 @@ def test_the_output_of_torch_itself() -> None:
     output = scaled_dot_product_attention(
         problem.q, problem.k, problem.v, is_causal=True, enable_gqa=True, scale=1 / DK
     )
-    found = fit_scale(problem, output=output)
+    found = fit_scale(problem, Target.OUTPUT, output)
     assert found.candidates[0].name == "1/d_k"
     assert (found.rows, found.rows_total) == (2 * 4 * 24, 2 * 4 * 24)
 
 
-@pytest.mark.parametrize("source", FitSource)
+@pytest.mark.parametrize("source", [Target.WEIGHTS, Target.OUTPUT])
 @pytest.mark.parametrize("scale", [-0.4, 0.0, 30.0])
-def test_unusual_scales(source: FitSource, scale: float) -> None:
+def test_unusual_scales(source: Target, scale: float) -> None:
     problem = problem_with()
     found = fit(problem, source, computed(problem, source, scale))
     assert fitted_scale(found) == pytest.approx(scale, rel=1e-6, abs=1e-12)
@@ -125,25 +126,25 @@ def test_unusual_scales(source: FitSource, scale: float) -> None:
 
 def test_underflow_does_not_bend_the_fit() -> None:
     problem = problem_with()
-    weights = computed(problem, FitSource.WEIGHTS, 3.0).to(torch.float16)
+    weights = computed(problem, Target.WEIGHTS, 3.0).to(torch.float16)
     assert int((weights == 0).sum()) > weights.numel() // 3
-    assert fitted_scale(fit_scale(problem, weights=weights)) == pytest.approx(3, rel=1e-3)
+    assert fitted_scale(fit_scale(problem, Target.WEIGHTS, weights)) == pytest.approx(3, rel=1e-3)
 
 
 def test_equal_scales_share_a_line() -> None:
     q = torch.eye(4)[None, None]
-    found = fit_scale(make_problem(q, q, q, AttentionOptions(scale=0.3)), output=q)
+    found = fit_scale(make_problem(q, q, q, AttentionOptions(scale=0.3)), Target.OUTPUT, q)
     names = {one.name: one.scale for one in found.candidates}
     assert names["1/√d_k = 1/√d_v = 1/√d_model"] == 0.5
     assert names["as given"] == 0.3
 
 
-@pytest.mark.parametrize("source", FitSource)
-def test_what_depends_on_no_scale_has_no_fitted_one(source: FitSource) -> None:
+@pytest.mark.parametrize("source", [Target.WEIGHTS, Target.OUTPUT])
+def test_what_depends_on_no_scale_has_no_fitted_one(source: Target) -> None:
     ones = torch.ones(5, 4, dtype=torch.float64)
     problem = make_problem(ones, ones, ones, AttentionOptions())
-    width = 5 if source is FitSource.WEIGHTS else 4
-    value = 0.2 if source is FitSource.WEIGHTS else 1.0
+    width = 5 if source is Target.WEIGHTS else 4
+    value = 0.2 if source is Target.WEIGHTS else 1.0
     found = fit(problem, source, torch.full((5, width), value, dtype=torch.float64))
     assert found.reason is not None
     assert "fitted" not in [one.name for one in found.candidates]
@@ -152,26 +153,23 @@ def test_what_depends_on_no_scale_has_no_fitted_one(source: FitSource) -> None:
 
 def test_rows_that_see_no_key_may_hold_anything() -> None:
     problem = problem_with(causal=True, query_offset=-3)
-    weights = computed(problem, FitSource.WEIGHTS, 1.0)
+    weights = computed(problem, Target.WEIGHTS, 1.0)
     weights[:, :, :3] = torch.nan
-    found = fit_scale(problem, weights=weights)
+    found = fit_scale(problem, Target.WEIGHTS, weights)
     assert found.candidates[0].name == "1"
     assert found.rows == 2 * 4 * 21
 
 
 def test_nothing_to_see() -> None:
     problem = problem_with(key_lengths=(0,))
-    found = fit_scale(problem, weights=torch.zeros(2, HEADS, 24, 24))
+    found = fit_scale(problem, Target.WEIGHTS, torch.zeros(2, HEADS, 24, 24))
     assert (found.rows, found.target_rms) == (0, 0)
     assert found.reason == "no query sees a key"
 
 
-@pytest.mark.parametrize("source", FitSource)
-def test_a_sample_of_rows_finds_the_same(
-    source: FitSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fit_sample, "SAMPLE_CELLS", 24 * 20)
-    monkeypatch.setattr(fit_sample, "_KEY_ROWS", 7)
+@pytest.mark.parametrize("source", [Target.WEIGHTS, Target.OUTPUT])
+def test_a_sample_of_rows_finds_the_same(source: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "SAMPLE_CELLS", 24 * 20)
     problem = problem_with(causal=True)
     found = fit(problem, source, computed(problem, source, SCALES["1/√d_v"]))
     assert found.candidates[0].name == "1/√d_v"
@@ -180,22 +178,20 @@ def test_a_sample_of_rows_finds_the_same(
 
 def test_wrong_input_is_refused() -> None:
     problem = problem_with()
-    weights = computed(problem, FitSource.WEIGHTS, 1.0)
-    with pytest.raises(UsageError, match="either weights or an output"):
-        fit_scale(problem)
-    with pytest.raises(DataError, match=r"expected \(2, 4, 24, 24\), got \(2, 4, 24, 9\)"):
-        fit_scale(problem, weights=weights[..., :DV])
+    weights = computed(problem, Target.WEIGHTS, 1.0)
+    with pytest.raises(DataError, match=r"\(2, 4, 24, 24\), got \(2, 4, 24, 9\)"):
+        fit_scale(problem, Target.WEIGHTS, weights[..., :DV])
     weights[1, 2, 3, 4] = math.inf
     with pytest.raises(DataError, match="batch 1, head 2"):
-        fit_scale(problem, weights=weights)
+        fit_scale(problem, Target.WEIGHTS, weights)
     bare = make_problem(problem.q, problem.k, None, AttentionOptions())
-    with pytest.raises(UsageError, match="expected V"):
-        fit_scale(bare, output=weights[..., :DV])
+    with pytest.raises(DataError, match="expected v beside it"):
+        fit_scale(bare, Target.OUTPUT, weights[..., :DV])
 
 
 def test_a_scale_that_went_through_float32_is_the_classic_one() -> None:
     given = problem_with(scale=float(np.float32(1 / 3)))  # 1/√d_v
-    fit = fit_scale(given, weights=computed(given, FitSource.WEIGHTS, 1 / 3))
+    fit = fit_scale(given, Target.WEIGHTS, computed(given, Target.WEIGHTS, 1 / 3))
     assert [candidate.name for candidate in fit.candidates if "given" in candidate.name] == []
     assert fit.candidates[0].name == "1/√d_v"
 
@@ -205,4 +201,4 @@ def test_a_named_scale_that_leaves_rounding_alone_comes_first() -> None:
     q, k = (torch.randn(1, 3, 16, 32, generator=rng, dtype=torch.float64) for _ in range(2))
     problem = make_problem(q, k, None, AttentionOptions())
     weights = torch.softmax(q @ k.mT / 32**0.5, -1)
-    assert fit_scale(problem, weights=weights).candidates[0].name.startswith("1/√d_k")
+    assert fit_scale(problem, Target.WEIGHTS, weights).candidates[0].name.startswith("1/√d_k")

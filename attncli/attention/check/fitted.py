@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from attncli.attention.check.candidate import Target, mend
-from attncli.attention.check.difference import of_target
 from attncli.attention.check.evidence import judge
 from attncli.attention.check.mistakes import Alternative
+from attncli.attention.check.scale_fit import best_scale
 from attncli.attention.check.variant import Variant, evaluate, parts_of
 from attncli.attention.steps import weighted_sum
 
@@ -20,20 +19,13 @@ if TYPE_CHECKING:
 
     from attncli.attention.check.evidence import Evidence
 
-# In units of 1/√d_k: four factors of two to either side, and beyond.
-_STARTS = tuple(sign * 2.0**power for sign in (1, -1) for power in range(-6, 8))
-_STEPS = 12
 _DIGITS = (4, 6, 9, 12, 17)
 
 
 def fitted_scale(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     """The scale that fits the candidates best, with as few digits as explain them."""
-    unit = 1 / math.sqrt(variant.problem.dk)
-    starts = [0.0, variant.problem.scale, *(start * unit for start in _STARTS)]
-    best = min(starts, key=lambda scale: _misfit(variant, evidence, scale))
-    if best == 0.0:
-        best = 0.01 * unit
-    found = _refine(variant, evidence, best, unit)
+    starts = [variant.problem.scale]
+    found = best_scale(variant, evidence, evidence.glance, starts=starts)
     if found is None:
         return
     values = dict.fromkeys(float(f"{found:.{digits}g}") for digits in _DIGITS)
@@ -81,45 +73,3 @@ def _misfit_of_value_heads(
 
 def _as_option(variant: Variant) -> Alternative:
     return Alternative(variant, {"scale": variant.problem.scale})
-
-
-def _refine(variant: Variant, evidence: Evidence, start: float, unit: float) -> float | None:
-    """Newton steps on the squared error, its slope taken by differences."""
-    scale = start
-    for _ in range(_STEPS):
-        step = 1e-4 * max(abs(scale), 1e-3 * unit)
-        here = _residual(variant, evidence, scale)
-        ahead, behind = (_residual(variant, evidence, scale + s) for s in (step, -step))
-        slope = (ahead - behind) / (2 * step)
-        norm = float(slope @ slope)
-        if not (math.isfinite(norm) and norm > 0):
-            return None
-        change = float(slope @ here) / norm
-        limit = max(abs(scale), 0.1 * unit)  # no leap further than the start is away from 0
-        change = max(-limit, min(limit, change))
-        scale -= change
-        if abs(change) <= 1e-15 * abs(scale):
-            break
-    return scale if math.isfinite(scale) else None
-
-
-def _misfit(variant: Variant, evidence: Evidence, scale: float) -> float:
-    residual = _residual(variant, evidence, scale)
-    return float(residual @ residual)
-
-
-def _residual(variant: Variant, evidence: Evidence, scale: float) -> torch.Tensor:
-    """Expected − actual over the glance, one float64 vector; what is not finite counts 0."""
-    tried = variant.with_problem(scale=scale)
-    found = []
-    for one in evidence.glance:
-        for part in parts_of(tried, one.rows, one.batches):
-            expected = evaluate(tried, part, with_output=evidence.with_output)
-            for candidate in evidence.candidates:
-                values = candidate.values
-                if candidate.target is Target.OUTPUT:
-                    values = mend(values, variant.misread)
-                actual = values[part.batch, part.head][:, :, part.rows.cpu()].to(torch.float64)
-                cells = of_target(expected, candidate.target).cpu().to(torch.float64)
-                found.append((cells - actual).nan_to_num(0.0, 0.0, 0.0).flatten())
-    return torch.cat(found) if found else torch.zeros(1, dtype=torch.float64)

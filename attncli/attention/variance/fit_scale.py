@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import torch
 
-from attncli.attention.variance.fit_sample import Sample, draw_sample
-from attncli.attention.variance.minimise import least_squares
-from attncli.errors import UsageError
-
-if TYPE_CHECKING:
-    from attncli.attention.problem import Problem
+from attncli.attention.check.candidate import Candidate, Target, read_candidate
+from attncli.attention.check.evidence import Evidence, gather
+from attncli.attention.check.scale_fit import Errors, best_scale, scale_errors
+from attncli.attention.check.variant import evaluate, parts_of, right_variant
+from attncli.attention.options import AttentionOptions
+from attncli.attention.problem import Problem
+from attncli.errors import DataError
 
 # The fitted value only comes before a named one that leaves this many times its residual.
 _CLEARLY_BETTER = 1.5
 # Scales that differ by less, relatively, are one: a float32 may have stood between them.
 _SAME = 1e-6
-
-
-class FitSource(StrEnum):
-    """What a scale is read from."""
-
-    WEIGHTS = "weights"
-    OUTPUT = "output"
+# Roundings between the scores and a weight: product, shift, exponential, sum, quotient.
+_ROUNDINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +46,16 @@ class ScaleFit:
     """Candidates, best first.
 
     Attributes:
-        source: what was fitted.
+        source: what was fitted, weights or an output.
         candidates: by residual, except that a named scale comes before the fitted value when that
             leaves hardly less.
-        rows: query rows looked at, over all batches and heads.
-        rows_total: how many there are that see a key.
+        rows: query rows looked at that see a key, over all batches and heads.
+        rows_total: how many there are, an estimate where rows were sampled.
         target_rms: root mean square of the given tensor on those rows, to judge residuals by.
         reason: why there is no fitted value; None where there is one.
     """
 
-    source: FitSource
+    source: Target
     candidates: tuple[ScaleCandidate, ...]
     rows: int
     rows_total: int
@@ -69,44 +63,72 @@ class ScaleFit:
     reason: str | None
 
 
-def fit_scale(
-    problem: Problem,
-    *,
-    weights: torch.Tensor | None = None,
-    output: torch.Tensor | None = None,
-) -> ScaleFit:
+def fit_scale(problem: Problem, source: Target, given: torch.Tensor) -> ScaleFit:
     """Compare a tensor from elsewhere with what each classic scale would have given, and fit one.
 
     Temperature, soft cap, biases, mask and sinks are the problem's own. Large inputs are judged by
-    query rows spread evenly, in float64.
+    a sample of query rows, in float64.
 
     Args:
         problem: Q, K and, for an output, V.
-        weights: (B, H, S_q, S_k), or without leading axes of length 1.
-        output: (B, H, S_q, d_v), likewise.
+        source: weights or output.
+        given: (B, H, S_q, S_k) or (B, H, S_q, d_v), or without leading axes of length 1.
 
     Raises:
-        UsageError: neither or both of weights and output, or an output without V.
-        DataError: a shape that does not fit, or NaN and inf in rows that see a key.
+        DataError: a shape that does not fit, an output without V, or NaN and inf in rows that see
+            a key.
     """
-    if (weights is None) == (output is None):
-        raise UsageError("--fit-scale", "expected either weights or an output")
-    if output is not None and problem.v is None:
-        raise UsageError("--fit-scale", "expected V beside an output, got none")
-    source = FitSource.WEIGHTS if output is None else FitSource.OUTPUT
-    target = weights if output is None else output
-    assert target is not None  # one of the two is given
-    sample = draw_sample(problem, target, source.value)
-    fitted = _fit(sample, source, [scale for _, scale in _named(problem)])
-    reason = None if fitted is not None else _why_not(sample, source)
+    candidate = read_candidate(source, given, problem)
+    if candidate.reading is not None:
+        raise DataError(
+            str(source), f"expected (B, H, S_q, …), got {tuple(given.shape)}: {candidate.reading}"
+        )
+    base = right_variant(replace(problem, dtype=torch.float64), AttentionOptions())
+    none_off = torch.zeros(candidate.values.shape[:3], dtype=torch.int64)
+    evidence = gather(base, [candidate], none_off, None, None)
+    seen, looked_at = _seen_cells(evidence, candidate)
+    target_rms = float(seen.square().mean().sqrt()) if seen.numel() else 0.0
+    kind = given.dtype if given.is_floating_point() else torch.float64
+    noise = target_rms * torch.finfo(kind).eps * _ROUNDINGS
+    named = _named(problem)
+    fitted = None
+    if len(seen):
+        starts = [scale for _, scale in named]
+        fitted = best_scale(base, evidence, evidence.sample, starts=starts, noise=noise)
+    errors = scale_errors(base, evidence, evidence.sample)
+    real = sum(problem.mask.real_queries(batch) for batch in range(problem.sizes.batch))
     return ScaleFit(
         source=source,
-        candidates=_ranked(sample, _named(problem), fitted),
-        rows=sample.rows,
-        rows_total=sample.rows_total,
-        target_rms=sample.target_rms,
-        reason=reason,
+        candidates=_ranked(errors, max(1, seen.numel()), named, fitted, noise),
+        rows=len(seen),
+        rows_total=round(len(seen) / max(1, looked_at) * real * problem.sizes.heads),
+        target_rms=target_rms,
+        reason=None if fitted is not None else _why_not(source, len(seen)),
     )
+
+
+def _seen_cells(evidence: Evidence, candidate: Candidate) -> tuple[torch.Tensor, int]:
+    """The candidate in rows of the sample that see a key, float64 (rows, w); rows looked at.
+
+    Raises:
+        DataError: NaN or inf among them.
+    """
+    found, looked_at = [torch.empty(0, candidate.values.shape[-1], dtype=torch.float64)], 0
+    for sample in evidence.sample:
+        for part in parts_of(evidence.base, sample.rows, sample.batches):
+            seeing = ~evaluate(evidence.base, part, with_output=False).empty[..., 0].cpu()
+            actual = candidate.values[part.batch, part.head][:, :, part.rows.cpu()].double().cpu()
+            broken = ~torch.isfinite(actual).all(-1) & seeing  # (b, h, R)
+            if bool(broken.any()):
+                batch, head, _ = broken.nonzero()[0].tolist()
+                raise DataError(
+                    str(candidate.target),
+                    "expected finite values in rows that see a key, got NaN or inf in "
+                    f"batch {part.batch.start + batch}, head {part.head.start + head}",
+                )
+            found.append(actual[seeing])
+            looked_at += seeing.numel()
+    return torch.cat(found), looked_at
 
 
 def _named(problem: Problem) -> list[tuple[str, float]]:
@@ -132,58 +154,30 @@ def _named(problem: Problem) -> list[tuple[str, float]]:
 
 
 def _ranked(
-    sample: Sample, named: list[tuple[str, float]], fitted: float | None
+    errors: Errors,
+    cells: int,
+    named: list[tuple[str, float]],
+    fitted: float | None,
+    noise: float,
 ) -> tuple[ScaleCandidate, ...]:
-    """All candidates with their residuals, best first."""
-    found = [ScaleCandidate(name, scale, *sample.residual(scale)) for name, scale in named]
-    found.sort(key=lambda candidate: candidate.rms)
+    """All candidates with their residuals over so many cells, best first."""
+
+    def candidate_of(name: str, scale: float) -> ScaleCandidate:
+        error = errors(scale)
+        rms = math.sqrt(float(error.square().sum()) / cells)
+        return ScaleCandidate(name, scale, rms, float(error.abs().max()))
+
+    found = sorted((candidate_of(*pair) for pair in named), key=lambda one: one.rms)
     if fitted is not None:
-        own = ScaleCandidate("fitted", fitted, *sample.residual(fitted))
-        limit = max(own.rms * _CLEARLY_BETTER, sample.noise)
-        place = sum(candidate.rms <= limit for candidate in found)
-        found.insert(place, own)
+        own = candidate_of("fitted", fitted)
+        limit = max(own.rms * _CLEARLY_BETTER, noise)
+        found.insert(sum(one.rms <= limit for one in found), own)
     return tuple(found)
 
 
-def _fit(sample: Sample, source: FitSource, starts: list[float]) -> float | None:
-    """The scale that fits best; None where the tensor does not depend on it."""
-    if sample.rows == 0:
-        return None
-    if source is FitSource.WEIGHTS and sample.softcap is None:
-        return _regression(sample)
-    spread = sample.spread
-    if spread == 0:
-        return None
-    grid = [sign * 10 ** (power / 4) / spread for power in range(-12, 13) for sign in (-1, 1)]
-    return least_squares(sample.errors, sorted({0.0, *grid, *starts}), sample.noise)
-
-
-def _regression(sample: Sample) -> float | None:
-    """Slope of the logarithm of the weights on the scores, each row about its own mean.
-
-    A row's log-sum-exp, and a sink's share, are its intercept. Cells count by their weight, so
-    that what has lost digits near the smallest number of its dtype counts for nothing, and zeros
-    are left out.
-    """
-    products, squares = 0.0, 0.0
-    for part in sample.parts:
-        w = torch.where(part.visible & (part.target >= sample.smallest), part.target, 0.0)
-        mass = w / w.sum(-1, keepdim=True).clamp_min(sample.smallest)  # (rows, S_k)
-        y = torch.where(w > 0, torch.log(w.clamp_min(sample.smallest)) - part.bias, 0.0)
-        s = torch.where(w > 0, part.scores, 0.0)
-        s = s - (mass * s).sum(-1, keepdim=True)
-        y = y - (mass * y).sum(-1, keepdim=True)
-        products += float((mass * s * y).sum())
-        squares += float((mass * s * s).sum())
-    # Below this the scores of a row differ by rounding alone.
-    if squares <= (1e-12 * sample.spread) ** 2 or not math.isfinite(products):
-        return None
-    return products / squares * sample.temperature
-
-
-def _why_not(sample: Sample, source: FitSource) -> str:
-    if sample.rows == 0:
+def _why_not(source: Target, rows: int) -> str:
+    if rows == 0:
         return "no query sees a key"
-    if source is FitSource.WEIGHTS:
+    if source is Target.WEIGHTS:
         return "no row has two weights above 0 at different scores: any large scale fits"
     return "the output does not depend on the scale: scores or values are all alike"
