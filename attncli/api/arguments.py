@@ -18,9 +18,8 @@ from attncli.attention.options import (
 )
 from attncli.attention.problem import Problem, make_problem
 from attncli.errors import DataError, UsageError
-from attncli.files.convert import as_torch
-from attncli.files.elements import BY_NAME, name_of
-from attncli.files.tensor import StoredTensor
+from attncli.files.tensor import BY_NAME, StoredTensor, name_of
+from attncli.files.torch_tensors import as_torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

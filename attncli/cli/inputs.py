@@ -97,8 +97,8 @@ def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
 
 def read_tensor(spec: str, option: str, dtype: str | None = None) -> tuple[torch.Tensor, list[str]]:
     """One tensor from FILE or FILE::NAME, with warnings about the file."""
-    from attncli.files.convert import as_torch
     from attncli.files.roles import read_one
+    from attncli.files.torch_tensors import as_torch
 
     stored, warnings = read_one(spec, option)
     return as_torch(stored, dtype), warnings
@@ -124,7 +124,7 @@ def _refuse_useless(options: FileOptions, named: dict[str, str]) -> None:
 def _made_up(options: InputOptions, example: bool) -> Group:
     """The embedded example, or random tensors where any of their options is given."""
     from attncli.attention import draw
-    from attncli.files.convert import torch_dtype
+    from attncli.files.torch_tensors import torch_dtype
 
     asked = any(getattr(options, name) is not None for name in (*RANDOM_OPTIONS, *RANDOM_OR_PACKED))
     if several(options.group):
@@ -191,7 +191,7 @@ def _from_files(names: list[str], wanted: list[str], dtype: str | None) -> list[
 
 
 def _from_roles(files: list[tuple[TensorFile, str | None]], dtype: str | None) -> Group:
-    from attncli.files.convert import as_torch
+    from attncli.files.torch_tensors import as_torch
 
     if len(files) > len(ROLES):
         raise UsageError("FILE", f"expected q, k and v, got {len(files)} files of one tensor each")
@@ -206,8 +206,8 @@ def _from_roles(files: list[tuple[TensorFile, str | None]], dtype: str | None) -
 
 
 def _from_bundle(file: TensorFile, wanted: list[str], dtype: str | None) -> list[Group]:
-    from attncli.files.convert import as_torch
     from attncli.files.roles import groups_of
+    from attncli.files.torch_tensors import as_torch
 
     groups: list[Group] = []
     for name, roles in groups_of(file, wanted).items():

@@ -113,7 +113,7 @@ def _record(
 
 def _unread(file: TensorFile, header: TensorHeader, dtype: str | None) -> DataError | None:
     """Why the values of a tensor cannot be looked at; None where they can."""
-    from attncli.files.elements import UNDECLARED, require_accepted
+    from attncli.files.tensor import UNDECLARED, require_accepted
     from attncli.files.text import place
 
     where = place(file.source)
@@ -131,7 +131,7 @@ def _unread(file: TensorFile, header: TensorHeader, dtype: str | None) -> DataEr
 def _moments(stored: StoredTensor, dtype: str | None) -> dict[str, Any]:
     """Counts, extremes and moments, in parts that bound what is in memory."""
     from attncli.attention.running import RunningStatistics
-    from attncli.files.convert import as_float
+    from attncli.files.tensor import as_float
 
     statistics = RunningStatistics()
     flat = stored.array.ravel(order="K")  # no copy, since files hold whole arrays

@@ -109,8 +109,8 @@ def _products(
     import numpy as np
 
     from attncli.attention.options import Layout
-    from attncli.files.convert import as_float
     from attncli.files.limits import require_memory
+    from attncli.files.tensor import as_float
 
     assert sized.queries is not None
     assert sized.keys is not None

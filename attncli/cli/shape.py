@@ -156,7 +156,7 @@ def read_array(spec: str, option: str, warnings: list[str]) -> NDArray[Any]:
 
 def as_array(stored: StoredTensor) -> NDArray[Any]:
     """The values of a stored tensor, as they are where NumPy has their dtype."""
-    from attncli.files.convert import as_float
+    from attncli.files.tensor import as_float
 
     if stored.dtype == stored.array.dtype.name:
         return stored.array

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.errors import DataError
-from attncli.files.elements import require_accepted
-from attncli.files.tensor import StoredTensor, TensorHeader
+from attncli.files.tensor import StoredTensor, TensorHeader, require_accepted
 from attncli.files.text import listed, place, shown
 
 

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from attncli.errors import DataError
 from attncli.files.container import TensorFile, array_at, byte_size, map_file, shape_text
-from attncli.files.elements import UNDECLARED, name_of
 from attncli.files.limits import require_memory
-from attncli.files.tensor import TensorHeader
+from attncli.files.tensor import UNDECLARED, TensorHeader, name_of
 from attncli.files.text import place, size_text
 
 MAX_HEADER = 12 + 10_000

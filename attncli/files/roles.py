@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attncli.errors import DataError, UsageError
+from attncli.files.container import TensorFile
+from attncli.files.reader import open_file
+from attncli.files.tensor import StoredTensor
 from attncli.files.text import listed, place, shown
-
-if TYPE_CHECKING:
-    from attncli.files.container import TensorFile
-    from attncli.files.tensor import StoredTensor
 
 Group = dict[str, str | None]
 
@@ -126,9 +124,9 @@ def _no_roles(file: TensorFile) -> DataError:
     first = next((header.name for header in file.headers if header.name), None)
     if first is None:
         problem = "expected tensors named q and k, got one tensor without a name"
-        return DataError(where, problem, "Name a file for each role: --q FILE --k FILE.")
+        return DataError(where, problem, "Name a file for each role: «q=FILE» «k=FILE».")
     present = listed(header.name for header in file.headers)
-    advice = f"Point at single tensors: --q {shown(file.source)}::{shown(first, 80)}."
+    advice = f"Point at single tensors: «q={shown(file.source)}::{shown(first, 80)}»."
     return DataError(where, f"expected tensors named q and k, got {present}", advice)
 
 
@@ -171,8 +169,6 @@ def read_one(spec: str, option: str) -> tuple[StoredTensor, list[str]]:
         UsageError: the file holds several tensors and no NAME says which.
         DataError: the file cannot be read, or holds no tensor of that name.
     """
-    from attncli.files.reader import open_file
-
     source, name = split_name(spec)
     file = open_file(source)
     if name is None and len(file.headers) > 1:

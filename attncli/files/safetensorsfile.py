@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from attncli.errors import DataError
 from attncli.files.container import TensorFile, array_at, byte_size, map_file
-from attncli.files.elements import BY_CODE, BY_NAME
-from attncli.files.tensor import TensorHeader
+from attncli.files.tensor import BY_CODE, BY_NAME, TensorHeader
 from attncli.files.text import place, shown
 
 OPTIONS_KEY = "attncli"

@@ -1,13 +1,15 @@
-"""A tensor between file and mathematics: its bytes in NumPy, its true dtype beside them."""
+"""A tensor between file and mathematics: its bytes in NumPy, its true element type beside them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
+
+from attncli.errors import DataError
+from attncli.files.text import place
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +56,146 @@ class StoredTensor:
     def physical(self) -> np.dtype[Any]:
         """The NumPy dtype that holds the bytes."""
         return self.array.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One element type.
+
+    Attributes:
+        name: torch's name.
+        physical: the NumPy dtype that holds the bytes, native byte order.
+        code: the name in a safetensors header.
+    """
+
+    name: str
+    physical: np.dtype[Any]
+    code: str
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether NumPy can only hold the bit pattern."""
+        return self.physical.name != self.name
+
+
+_TABLE = (
+    ("bool", "?", "BOOL"),
+    ("uint8", "u1", "U8"),
+    ("int8", "i1", "I8"),
+    ("uint16", "u2", "U16"),
+    ("int16", "i2", "I16"),
+    ("uint32", "u4", "U32"),
+    ("int32", "i4", "I32"),
+    ("uint64", "u8", "U64"),
+    ("int64", "i8", "I64"),
+    ("float64", "f8", "F64"),
+    ("float32", "f4", "F32"),
+    ("float16", "f2", "F16"),
+    ("bfloat16", "u2", "BF16"),
+    ("float8_e4m3fn", "u1", "F8_E4M3"),
+    ("float8_e5m2", "u1", "F8_E5M2"),
+    ("float8_e4m3fnuz", "u1", "F8_E4M3FNUZ"),
+    ("float8_e5m2fnuz", "u1", "F8_E5M2FNUZ"),
+    ("float8_e8m0fnu", "u1", "F8_E8M0"),
+)
+BY_NAME = {name: Element(name, np.dtype(char), code) for name, char, code in _TABLE}
+BY_CODE = {element.code: element for element in BY_NAME.values()}
+FLOATS = tuple(name for name in BY_NAME if "float" in name)
+
+# Bytes without a meaning of their own: how NumPy stores bfloat16 and float8.
+UNDECLARED: dict[str, np.dtype[Any]] = {"|V2": np.dtype("u2"), "|V1": np.dtype("u1")}
+
+_ACCEPTED = "float16, bfloat16, float32, float64, float8, integers or bool"
+
+
+def name_of(dtype: np.dtype[Any]) -> str:
+    """Return torch's name of a NumPy dtype, or NumPy's where torch has no such type."""
+    if dtype.names is not None or dtype.subdtype is not None:
+        return "structured"
+    if dtype.kind in "biufc":
+        return dtype.name
+    return str(dtype)
+
+
+def require_accepted(where: str, dtype: str) -> None:
+    """Refuse an element type with which no attention can be computed.
+
+    Raises:
+        DataError: `dtype` (as in `TensorHeader`) is not accepted.
+    """
+    if dtype in BY_NAME or dtype in UNDECLARED:
+        return
+    advice = ""
+    if dtype == "object":
+        advice = "Object arrays hold pickled Python objects, which are never loaded."
+    elif dtype.startswith("complex"):
+        advice = "Save the real and the imaginary part as two arrays."
+    elif dtype == "structured":
+        advice = "Save each field as an array of its own."
+    raise DataError(where, f"expected {_ACCEPTED}, got {dtype}", advice)
+
+
+def true_dtype(stored: StoredTensor, declared: str | None = None) -> str:
+    """Return the element type: the stored name, or for bytes without one the declared one.
+
+    Raises:
+        DataError: the type is not accepted, or its bytes need a declaration that fits them.
+    """
+    where = place(stored.source)
+    require_accepted(where, stored.dtype)
+    if stored.dtype not in UNDECLARED:
+        return stored.dtype
+    wide = UNDECLARED[stored.dtype].itemsize == 2
+    choices = ["bfloat16"] if wide else [name for name in FLOATS if name.startswith("float8")]
+    if declared in choices:
+        return declared
+    problem = f"expected a named element type, got {stored.dtype}, {'2' if wide else '1'} raw bytes"
+    kind = "bfloat16" if wide else "float8"
+    raise DataError(where, problem, f"If they are {kind}, say so: «dtype={choices[0]}».")
+
+
+def as_float(stored: StoredTensor, declared: str | None = None) -> NDArray[Any]:
+    """Return the values as float32, or as float64 from float64 and integers, without torch.
+
+    Integers beyond 2⁵³ are rounded.
+
+    Args:
+        stored: a tensor as read from a file.
+        declared: what bytes that the file does not name ("|V2", "|V1") are; else not used.
+
+    Raises:
+        DataError: the element type is not accepted, or its bytes need `declared`.
+    """
+    name = true_dtype(stored, declared)
+    if name == "bfloat16":
+        # bfloat16 is the upper half of a float32.
+        return (stored.array.astype(np.uint32) << 16).view(np.float32)
+    if name.startswith("float8"):
+        values: NDArray[Any] = _float8_values(name)[stored.array]
+        return values
+    if name in ("float32", "float64"):
+        return stored.array
+    return stored.array.astype(np.float32 if name == "float16" else np.float64)
+
+
+def _float8_values(name: str) -> NDArray[Any]:
+    """What each of the 256 bytes of a float8 type stands for: float32, (256,).
+
+    Source: Micikevicius et al. 2022 (e4m3, e5m2), Noune et al. 2022 (fnuz), OCP MX 1.0 (e8m0).
+    """
+    code = np.arange(256)
+    if name == "float8_e8m0fnu":
+        return np.where(code < 255, np.exp2(code - 127.0), np.nan).astype(np.float32)
+    digits = 3 if "e4m3" in name else 2
+    own_zero = name.endswith("fnuz")  # no −0, whose byte is the only NaN
+    bias = (1 << (6 - digits)) - (0 if own_zero else 1)
+    exponent, mantissa = (code & 127) >> digits, (code & ((1 << digits) - 1)) / (1 << digits)
+    size: NDArray[Any] = np.where(exponent > 0, 1 + mantissa, 2 * mantissa)
+    size = size * np.exp2(exponent - bias)
+    if own_zero:
+        size[128] = np.nan
+    elif name == "float8_e4m3fn":
+        size[[127, 255]] = np.nan
+    else:
+        size[exponent == 31] = np.where(mantissa[exponent == 31] == 0, np.inf, np.nan)
+    return np.where(code < 128, size, -size).astype(np.float32)

@@ -11,18 +11,16 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from attncli.errors import DataError, UsageError
 from attncli.files.atomic import atomic_path, folder
 from attncli.files.limits import require_disk
+from attncli.files.placement import Placement, Spec, place_npy, place_safetensors
 from attncli.files.text import shown
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from attncli.files.layout import Layout, Spec
 
 __all__ = ["TensorSaver", "atomic_path", "saved_format", "write_text"]
 
@@ -59,7 +57,6 @@ class TensorSaver:
         target: the place as the user named it.
         tensors: name → (shape, element type): a NumPy dtype or torch's name of the type.
             bfloat16 and float8 are written as blocks of uint16 and uint8 bit patterns.
-        metadata: text for the metadata of a `.safetensors` file.
 
     Raises:
         UsageError: the name says no format, or one that cannot hold these tensors.
@@ -74,15 +71,11 @@ class TensorSaver:
         self,
         target: str,
         tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | str]],
-        metadata: Mapping[str, str] | None = None,
     ) -> None:
         self._target = target
         self._kind = saved_format(target, len(tensors))
-        self._specs = _specs(tensors)
-        if metadata and self._kind != ".safetensors":
-            problem = "expected a .safetensors file, the only format that holds metadata"
-            raise UsageError(shown(target), problem)
-        self._layouts = _layouts(self._kind, self._specs, metadata or {})
+        self._specs = {name: Spec.of(shape, dtype) for name, (shape, dtype) in tensors.items()}
+        self._placements = _placements(self._kind, self._specs)
         self._places: dict[str, tuple[Path, int]] = {}
         self._stack = contextlib.ExitStack()
 
@@ -97,15 +90,15 @@ class TensorSaver:
             if self._kind == ".npz":
                 self._begin_archive(stack, target)
             else:
-                for name, layout in self._layouts.items():
+                for name, placement in self._placements.items():
                     path = target / name if self._kind == "folder" else target
-                    self._begin(stack.enter_context(atomic_path(path)), layout)
+                    self._begin(stack.enter_context(atomic_path(path)), placement)
             self._stack = stack.pop_all()
         return self
 
     def _room(self) -> int:
         """Bytes on disk at the most: each member of an archive is there twice for a moment."""
-        sizes = [layout.size for layout in self._layouts.values()]
+        sizes = [placement.size for placement in self._placements.values()]
         return sum(sizes) + (max(sizes, default=0) if self._kind == ".npz" else 0)
 
     def _begin_archive(self, stack: contextlib.ExitStack, target: Path) -> None:
@@ -113,19 +106,19 @@ class TensorSaver:
         archive = stack.enter_context(atomic_path(target))
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=".", dir=archive.parent))
         # Numbered, since a member's name need not be one that a file can have.
-        parts = {name: Path(scratch, str(n)) for n, name in enumerate(self._layouts)}
+        parts = {name: Path(scratch, str(n)) for n, name in enumerate(self._placements)}
         for name, part in parts.items():
             part.touch()
-            self._begin(part, self._layouts[name])
+            self._begin(part, self._placements[name])
         # Runs before the archive is renamed, and undoes it on failure.
         stack.push(lambda kind, *_: _pack(archive, parts) if kind is None else None)
 
-    def _begin(self, path: Path, layout: Layout) -> None:
+    def _begin(self, path: Path, placement: Placement) -> None:
         """Fill a file with everything but the data."""
         with path.open("r+b") as file:
-            file.write(layout.head)
-            _reserve(file, layout.size)
-        for name, offset in layout.offsets.items():
+            file.write(placement.head)
+            _reserve(file, placement.size)
+        for name, offset in placement.offsets.items():
             self._places[name] = path, offset
 
     def write(self, name: str, index: Any, block: NDArray[Any]) -> None:
@@ -136,8 +129,6 @@ class TensorSaver:
         Raises:
             TypeError: the block's elements do not fit the tensor's.
         """
-        import numpy as np
-
         spec = self._specs[name]
         if not np.can_cast(block.dtype, spec.physical, "same_kind"):
             raise TypeError(f"{name}: cannot write {block.dtype} as {spec.physical}")
@@ -160,7 +151,7 @@ class TensorSaver:
 def saved_format(target: str, count: int) -> str:
     """Return ".npz", ".safetensors", ".npy" or "folder": how `TensorSaver` would save.
 
-    Loads no tensor library, so that a command can ask before it computes.
+    A command can ask before it computes.
 
     Args:
         target: the place as the user named it.
@@ -183,29 +174,19 @@ def saved_format(target: str, count: int) -> str:
     return suffix
 
 
-def _specs(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | str]]) -> dict[str, Spec]:
-    from attncli.files.layout import Spec
-
-    return {name: Spec.of(shape, dtype) for name, (shape, dtype) in tensors.items()}
-
-
-def _layouts(
-    kind: str, specs: Mapping[str, Spec], metadata: Mapping[str, str]
-) -> dict[str, Layout]:
+def _placements(kind: str, specs: Mapping[str, Spec]) -> dict[str, Placement]:
     """What stands where in each file, by its name in a folder or an archive."""
-    from attncli.files.layout import npy_layout, safetensors_layout
-
     if kind == ".safetensors":
-        return {"": safetensors_layout(specs, metadata)}
+        return {"": place_safetensors(specs)}
     named = _file_name if kind == "folder" else "{}.npy".format
-    return {named(name): npy_layout(name, spec) for name, spec in specs.items()}
+    return {named(name): place_npy(name, spec) for name, spec in specs.items()}
 
 
 def _file_name(name: str) -> str:
     """A tensor's file within a folder; never outside of it."""
     if not name.isprintable() or any(sign in name for sign in '/\\:"*?<>|'):
         problem = f"expected a name that a file can have, got {shown(name, 80)}"
-        raise DataError("--save", problem, "Save to a .npz or .safetensors file instead.")
+        raise DataError("«save»", problem, "Save to a .npz or .safetensors file instead.")
     return f"{name}.npy"
 
 

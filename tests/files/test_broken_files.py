@@ -106,8 +106,6 @@ BROKEN: list[tuple[str, bytes, str, str]] = [
     ("m.gguf", b"GGUF\x03\0\0\0", ACCEPTED + "a GGUF model", "Export the tensors"),
     ("m.h5", b"\x89HDF\r\n\x1a\n\0", ACCEPTED + "an HDF5 file", "Export the tensors"),
     ("m.parquet", b"PAR1\x15", ACCEPTED + "a Parquet file", "Export the tensors"),
-    ("m.onnx", b"\x08\x07\x12\x07pytorch\x1a", ACCEPTED + "what looks like an ONNX model", "Exp"),
-    ("m.tflite", b"\x1c\0\0\0TFL3\0\0", ACCEPTED + "a TensorFlow Lite model", "Export"),
     ("zeros.npy", bytes(64), ACCEPTED + "nothing but zero bytes", "again"),
     (
         "noise.npy",

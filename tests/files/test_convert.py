@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attncli.errors import DataError, UsageError
-from attncli.files.convert import FLOATS, as_float, as_torch, torch_dtype
-from attncli.files.tensor import StoredTensor
+from attncli.files.tensor import FLOATS, StoredTensor, as_float
+from attncli.files.torch_tensors import as_torch, torch_dtype
 
 
 def stored(array: np.ndarray, dtype: str | None = None) -> StoredTensor:
@@ -38,7 +38,7 @@ def test_undeclared_bytes_must_be_declared() -> None:
             as_torch(two, wrong)
     with pytest.raises(DataError) as caught:
         as_float(two)
-    assert caught.value.advice == "If they are bfloat16, say so: --dtype bfloat16."
+    assert caught.value.advice == "If they are bfloat16, say so: «dtype=bfloat16»."
     one = stored(np.array([0x38], np.uint8), "|V1")
     assert as_torch(one, "float8_e4m3fn").tolist() == [1]
     with pytest.raises(DataError, match=r"got \|V1, 1 raw bytes"):
@@ -62,6 +62,15 @@ def test_arrays_that_torch_cannot_share_are_copied() -> None:
         assert as_torch(stored(array)).tolist() == array.tolist()
 
 
+@pytest.mark.parametrize("name", [name for name in FLOATS if name.startswith("float8")])
+def test_every_float8_is_what_torch_makes_of_it(name: str) -> None:
+    import torch
+
+    every = np.arange(256, dtype=np.uint8)
+    expected = torch.from_numpy(every).view(getattr(torch, name)).to(torch.float32).numpy()
+    np.testing.assert_array_equal(as_float(stored(every, name)), expected)
+
+
 def test_other_types_are_refused() -> None:
     for convert in (as_torch, as_float):
         with pytest.raises(DataError, match="got complex64"):
@@ -72,7 +81,7 @@ def test_torch_dtype() -> None:
     import torch
 
     assert [torch_dtype(name) for name in FLOATS] == [getattr(torch, name) for name in FLOATS]
-    expected = r"^--dtype: expected one of float64, float32"
+    expected = r"^dtype: expected one of float64, float32"
     for name in ("int64", "float", "half", "\x1b[31m", "Tensor"):
         with pytest.raises(UsageError, match=expected) as caught:
             torch_dtype(name)

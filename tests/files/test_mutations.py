@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attncli.errors import AttncliError
-from attncli.files.convert import as_float
 from attncli.files.reader import open_file
 from attncli.files.roles import groups_of
+from attncli.files.tensor import as_float
 
 QUICK = settings(
     max_examples=100,

@@ -77,10 +77,10 @@ def test_no_roles() -> None:
     names = [f"t{n}\x1b" for n in range(10)]
     with pytest.raises(DataError, match=r"got t0\\x1b, .*, t7\\x1b and 2 more") as caught:
         groups_of(bundle(*names))
-    assert caught.value.advice == r"Point at single tensors: --q b.npz::t0\x1b."
+    assert caught.value.advice == r"Point at single tensors: «q=b.npz::t0\x1b»."
     with pytest.raises(DataError, match="got one tensor without a name") as caught:
         groups_of(bundle(None))
-    assert "--q FILE --k FILE" in caught.value.advice
+    assert "«q=FILE» «k=FILE»" in caught.value.advice
 
 
 def test_split_name(put: Put, tmp_path: Path) -> None:

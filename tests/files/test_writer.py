@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from attncli.errors import AttncliError, DataError, ResourceError, UsageError
-from attncli.files.convert import as_torch
 from attncli.files.reader import open_file
+from attncli.files.torch_tensors import as_torch
 from attncli.files.writer import TensorSaver, atomic_path, saved_format, write_text
 
 TARGETS = ["a.npz", "a.safetensors", "folder"]
@@ -111,10 +111,9 @@ def test_the_formats_own_libraries_read_it(tmp_path: Path) -> None:
     loaded = safetensors.numpy.load_file(tmp_path / "a.safetensors")
     assert all(np.array_equal(loaded[n], a) for n, a in arrays.items())
     tensors = {"b": ((1,), "bfloat16")}
-    with TensorSaver(str(tmp_path / "b.safetensors"), tensors, {"attncli": "{}"}) as saver:
+    with TensorSaver(str(tmp_path / "b.safetensors"), tensors) as saver:
         saver.write("b", ..., np.array([0x3FC0], np.uint16))
     with safe_open(tmp_path / "b.safetensors", "pt") as file:
-        assert file.metadata() == {"attncli": "{}"}
         assert torch.equal(file.get_tensor("b"), torch.tensor([1.5], dtype=torch.bfloat16))
 
 
@@ -127,11 +126,6 @@ def test_the_same_tensors_make_the_same_bytes(
         monkeypatch.setattr("time.time", lambda: 2e9)
         save(tmp_path / name, q=GRID)
         assert (tmp_path / name).read_bytes() == first
-    metadata = {"b": "1", "a": "2"}
-    for name, ordered in (("b", metadata), ("c", dict(reversed(metadata.items())))):
-        with TensorSaver(str(tmp_path / f"{name}.safetensors"), {"q": ((1,), "bool")}, ordered):
-            pass
-    assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "c.safetensors").read_bytes()
 
 
 def test_members_may_be_packed_to_a_full_disk(
@@ -191,8 +185,6 @@ def test_other_suffixes_are_refused(tmp_path: Path, suffix: str) -> None:
     build.assert_fit_to_print(caught.value)
     with pytest.raises(UsageError, match="got standard output"):
         saved_format("-", 1)
-    with pytest.raises(UsageError, match="the only format that holds metadata"):
-        TensorSaver(str(tmp_path / "a.npz"), {"q": ((1,), "float32")}, {"a": "b"})
 
 
 def test_folders_keep_what_is_not_replaced(tmp_path: Path) -> None:

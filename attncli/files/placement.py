@@ -1,6 +1,6 @@
 """Where everything stands in a file of tensors, known before any of the data are.
 
-Each layout is the bytes before the data and the place of each tensor behind them, so that
+Each placement is the bytes before the data and the place of each tensor behind them, so that
 tensors can be written in any order, block by block.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from attncli.files.elements import BY_NAME, name_of
+from attncli.files.tensor import BY_NAME, name_of
 
 Shape = tuple[int, ...]
 
@@ -52,7 +52,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Placement:
     """One file.
 
     Attributes:
@@ -66,16 +66,15 @@ class Layout:
     offsets: dict[str, int]
 
 
-def npy_layout(name: str, spec: Spec) -> Layout:
+def place_npy(name: str, spec: Spec) -> Placement:
     """Lay out a .npy file of one tensor."""
     header = _npy_header(spec)
-    return Layout(header, len(header) + spec.nbytes, {name: len(header)})
+    return Placement(header, len(header) + spec.nbytes, {name: len(header)})
 
 
-def safetensors_layout(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> Layout:
+def place_safetensors(specs: Mapping[str, Spec]) -> Placement:
     """Lay out a safetensors file: the widest elements first, so that all data are aligned."""
-    # Sorted: the same metadata make the same bytes.
-    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    header: dict[str, Any] = {}
     places, end = {}, 0
     for name, spec in sorted(specs.items(), key=lambda item: -item[1].physical.itemsize):
         places[name] = end
@@ -87,7 +86,7 @@ def safetensors_layout(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -
     text += b" " * (-len(text) % 8)
     head = struct.pack("<Q", len(text)) + text
     offsets_of = {name: len(head) + place for name, place in places.items()}
-    return Layout(head, len(head) + end, offsets_of)
+    return Placement(head, len(head) + end, offsets_of)
 
 
 def _npy_header(spec: Spec) -> bytes:

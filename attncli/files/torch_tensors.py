@@ -1,22 +1,25 @@
-"""The .pt format: torch's own reader, held to tensors in lists and dicts and nothing else."""
+"""All that takes torch: the .pt format, and stored tensors of every format as torch's own.
+
+torch's reader is held to tensors in lists and dicts and nothing else.
+"""
 
 from __future__ import annotations
 
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attncli.errors import DataError
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attncli.errors import DataError, UsageError
 from attncli.files.container import TensorFile
-from attncli.files.elements import BY_NAME
 from attncli.files.limits import require_memory
-from attncli.files.tensor import TensorHeader
+from attncli.files.tensor import BY_NAME, FLOATS, StoredTensor, TensorHeader, true_dtype
 from attncli.files.text import place, shown
-
-if TYPE_CHECKING:
-    import torch
-    from numpy.typing import NDArray
 
 # Far beyond any real file: a few bytes can describe endlessly nested lists.
 _MOST_ENTRIES = 250_000
@@ -25,19 +28,20 @@ _LONGEST_NAME = 10_000
 _SAVE = "Save tensors alone, for example torch.save({'q': q, 'k': k, 'v': v}, 'layer.pt')."
 
 
-def open_torch(local: Path, source: str, *, mapped: bool, expanded: int = 0) -> TensorFile:
+def open_torch(local: Path, source: str) -> TensorFile:
     """Open a torch file; nested lists and dicts become dotted names, a bare tensor has none.
 
-    Args:
-        mapped: map the data into memory; else read them all (old or compressed files).
-        expanded: bytes of the data when they are read and compressed; 0 for the file's size.
+    Its data are mapped into memory; those of an old or a compressed file are read at once.
 
     Raises:
         DataError: the file is damaged or holds anything but tensors, lists, dicts and numbers.
         ResourceError: the data must be read at once and do not fit in memory.
     """
     where = place(source)
+    members = zipfile.ZipFile(local).infolist() if zipfile.is_zipfile(local) else []
+    mapped = bool(members) and all(member.compress_type == 0 for member in members)
     if not mapped:
+        expanded = sum(member.file_size for member in members)
         require_memory(where, expanded or local.stat().st_size)
     tensors = _flatten(_loaded(local, where, mapped), where)
     if not tensors:
@@ -51,8 +55,6 @@ def open_torch(local: Path, source: str, *, mapped: bool, expanded: int = 0) -> 
 
 
 def _loaded(local: Path, where: str, mapped: bool) -> object:
-    import torch
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -70,8 +72,6 @@ def _loaded(local: Path, where: str, mapped: bool) -> object:
 
 def _flatten(value: object, where: str) -> dict[str | None, torch.Tensor]:
     """The tensors within lists and dicts by dotted name, in order."""
-    import torch
-
     found: dict[str | None, torch.Tensor] = {}
     pending: list[tuple[str | None, Any]] = [(None, value)]
     entries = 0
@@ -91,8 +91,6 @@ def _flatten(value: object, where: str) -> dict[str | None, torch.Tensor]:
 
 def _children(name: str | None, item: object) -> list[tuple[str, Any]]:
     """What a list or dict holds that is or may hold a tensor; nothing for other objects."""
-    import torch
-
     prefix = "" if name is None else f"{name}."
     pairs: list[tuple[Any, Any]] = []
     if isinstance(item, Mapping):
@@ -109,8 +107,6 @@ def _header(name: str | None, tensor: torch.Tensor) -> TensorHeader:
 
 def _to_numpy(tensor: torch.Tensor, dtype: str, where: str) -> NDArray[Any]:
     """The tensor's memory as an array; bfloat16 and float8 as their bit patterns."""
-    import torch
-
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type != "cpu":
         raise DataError(where, "expected a dense tensor with its data, got another kind", _SAVE)
     element = BY_NAME[dtype]
@@ -119,3 +115,46 @@ def _to_numpy(tensor: torch.Tensor, dtype: str, where: str) -> NDArray[Any]:
         plain = plain.view(getattr(torch, element.physical.name))
     array: NDArray[Any] = plain.numpy()
     return array
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype that «dtype» names.
+
+    Raises:
+        UsageError: there is no such floating-point type; lists those there are.
+    """
+    if name not in FLOATS:
+        raise UsageError("«dtype»", f"expected one of {', '.join(FLOATS)}, got {shown(name)}")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def as_torch(stored: StoredTensor, dtype: str | None = None) -> torch.Tensor:
+    """Return the tensor on the CPU, bit for bit, sharing its memory where torch can.
+
+    Args:
+        stored: a tensor as read from a file.
+        dtype: the floating-point type to cast to; None keeps the stored one. For bytes that
+            the file does not name ("|V2", "|V1") it says what they are, and nothing is cast.
+            A value too large for it becomes infinite.
+
+    Raises:
+        DataError: the element type is not accepted, or its bytes need `dtype`.
+        UsageError: `dtype` is no floating-point type.
+        ResourceError: torch cannot share the memory, and a copy does not fit.
+    """
+    target = None if dtype is None else torch_dtype(dtype)
+    name = true_dtype(stored, dtype)
+    array = stored.array
+    negative = any(stride < 0 for stride in array.strides)
+    uneven = any(stride % array.itemsize for stride in array.strides)
+    if negative or uneven or not array.flags.aligned or not array.dtype.isnative:
+        require_memory(place(stored.source), array.nbytes)
+        array = np.array(array, array.dtype.newbyteorder("="), order="C")
+    with warnings.catch_warnings():
+        # A map of a file larger than memory is read-only, and nobody writes to inputs.
+        warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
+        tensor = torch.from_numpy(array)
+    if BY_NAME[name].is_raw:
+        tensor = tensor.view(getattr(torch, name))
+    return tensor if target is None else tensor.to(target)
