@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from attncli.cli.inputs import Group
+    from attncli.columns import Column
     from attncli.report.printer import Printer
-    from attncli.report.records import Column
 
 Record = dict[str, Any]
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from attncli.cli.entropy import EntropyOptions
     from attncli.cli.inputs import Group
     from attncli.cli.options import InputOptions, ShapeOptions, WorkOptions
+    from attncli.columns import Column
     from attncli.report.printer import Printer
-    from attncli.report.records import Column
 
     Draw = Callable[[list[Record]], Iterator[RenderableType]]
 

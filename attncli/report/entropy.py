@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from attncli.columns import Column
 from attncli.report.choices import Unit
 from attncli.report.grid import GridColumn
 from attncli.report.grid import grid as laid_out
 from attncli.report.numbers import decimals
 from attncli.report.prose import heading, paragraph
 from attncli.report.record_table import KEYS, record_table
-from attncli.report.records import GROUP_ENTROPY, KEY_MASS, ROW_ENTROPY, Column
+from attncli.report.records import GROUP_ENTROPY, KEY_MASS, ROW_ENTROPY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
+    from attncli.columns import Column
     from attncli.report.entropy import Style
-    from attncli.report.records import Column
 
 Record = dict[str, Any]
 

@@ -26,7 +26,7 @@ FALLBACKS = str.maketrans(
     | {"≈": "~", "█": "#", "▓": "#", "▒": "+", "░": ".", "½": "1/2", "ᵢ": "_i", "ⱼ": "_j"}
     | {"⁴": "^4", "ρ": "rho", "κ": "kappa"}
     | {"≠": "!=", "σ": "sigma", "μ": "mu", "⌊": "[", "⌋": "]", "▀": "^", "▄": "_", "∈": "in"}
-    | {"±": "+-"}
+    | {"±": "+-", "─": "-"}
 )
 
 
@@ -114,7 +114,7 @@ class Printer:
         console = self.console()
         with console.capture() as captured:
             console.print(part, soft_wrap=isinstance(part, Text))
-        return captured.get()
+        return "\n".join(line.rstrip() for line in captured.get().split("\n"))
 
     def styled(self, *parts: tuple[str, str]) -> RenderableType:
         """Texts with their styles, one after another; where there is no colour, without rich."""

@@ -1,9 +1,11 @@
-"""Lines that stand out, and prose in lines that the eye can follow."""
+"""Widths of text, lines that stand out, and prose in lines that the eye can follow."""
 
 from __future__ import annotations
 
 import textwrap
 from typing import TYPE_CHECKING
+
+from rich.cells import cell_len, set_cell_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,3 +31,21 @@ def paragraph(text: str, printer: Printer, *, style: str = "", lead: str = "") -
         break_long_words=False,
     )
     return printer.styled((wrapped, style))
+
+
+def text_width(text: str) -> int:
+    """Columns of the terminal that a text takes."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def aligned(text: str, width: int, *, left: bool = False) -> str:
+    """The text filled up with spaces to a width on the terminal."""
+    space = " " * (width - text_width(text))
+    return text + space if left else space + text
+
+
+def shortened(text: str, width: int) -> str:
+    """The text cut to a width on the terminal, with an ellipsis."""
+    if text_width(text) <= width:
+        return text
+    return set_cell_size(text, max(0, width - 1)).rstrip() + "…"

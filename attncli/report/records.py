@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One field of a record.
-
-    Attributes:
-        key: its name in JSON, NDJSON and CSV.
-        heading: its name in tables; None for a field that tables leave out.
-        unit: what it is measured in, where that is not plain: "nats", "bits".
-    """
-
-    key: str
-    heading: str | None
-    unit: str = ""
-
+from attncli.columns import Column as Column
 
 INSPECT = (
-    Column("source", "file"),
-    Column("name", "name"),
+    Column("source", "file", is_key=True),
+    Column("name", "name", is_key=True),
     Column("shape", "shape"),
     Column("dtype", "dtype"),
     Column("elements", None),
@@ -37,7 +21,7 @@ INSPECT = (
 )
 
 EXPERIMENT = (
-    Column("dk", "d_k"),
+    Column("dk", "d_k", is_key=True),
     Column("samples", "samples"),
     Column("dist", "dist"),
     Column("keys", "keys"),
@@ -69,11 +53,11 @@ EXPERIMENT = (
 )
 
 AUDIT = (
-    Column("source", "file"),
-    Column("group", "group"),
-    Column("batch", "batch"),
-    Column("head", "head"),
-    Column("dk", "d_k"),
+    Column("source", "file", is_key=True),
+    Column("group", "group", is_key=True),
+    Column("batch", "batch", is_key=True),
+    Column("head", "head", is_key=True),
+    Column("dk", "d_k", is_key=True),
     Column("cells", "cells"),
     Column("mean", "mean"),
     Column("var", "var"),
@@ -97,8 +81,8 @@ AUDIT = (
 )
 
 MASK = (
-    Column("batch", "batch"),
-    Column("head", "head"),
+    Column("batch", "batch", is_key=True),
+    Column("head", "head", is_key=True),
     Column("q_len", "S_q"),
     Column("k_len", "S_k"),
     Column("cells", "cells"),
@@ -114,18 +98,18 @@ MASK = (
 )
 
 MASK_CELLS = (
-    Column("batch", "batch"),
-    Column("head", "head"),
-    Column("query", "query"),
-    Column("key", "key"),
+    Column("batch", "batch", is_key=True),
+    Column("head", "head", is_key=True),
+    Column("query", "query", is_key=True),
+    Column("key", "key", is_key=True),
     Column("a", "this"),
     Column("b", "other"),
 )
 
 MASK_EFFECT = (
-    Column("batch", "batch"),
-    Column("head", "head"),
-    Column("query", "query"),
+    Column("batch", "batch", is_key=True),
+    Column("head", "head", is_key=True),
+    Column("query", "query", is_key=True),
     Column("sum_before", None),
     Column("sum_after", "row sum"),
     Column("entropy_before_nats", "entropy before", "nats"),
@@ -139,19 +123,19 @@ MASK_EFFECT = (
 )
 
 FIT_SCALE = (
-    Column("source", None),
+    Column("source", None, is_key=True),
     Column("scale_used", None),
-    Column("name", "scale"),
+    Column("name", "scale", is_key=True),
     Column("scale", "value"),
     Column("rms", "rms residual"),
     Column("max", "largest residual"),
 )
 
 HEAD_ENTROPY = (
-    Column("source", "file"),
-    Column("group", "group"),
-    Column("batch", "batch"),
-    Column("head", "head"),
+    Column("source", "file", is_key=True),
+    Column("group", "group", is_key=True),
+    Column("batch", "batch", is_key=True),
+    Column("head", "head", is_key=True),
     Column("queries", "queries"),
     Column("empty_rows", "empty rows"),
     Column("keys_mean", "keys"),
@@ -198,11 +182,11 @@ SAMPLED_ENTROPY = (
 )
 
 ROW_ENTROPY = (
-    Column("source", "file"),
-    Column("group", "group"),
-    Column("batch", "batch"),
-    Column("head", "head"),
-    Column("query", "query"),
+    Column("source", "file", is_key=True),
+    Column("group", "group", is_key=True),
+    Column("batch", "batch", is_key=True),
+    Column("head", "head", is_key=True),
+    Column("query", "query", is_key=True),
     Column("keys", "keys"),
     Column("entropy_nats", "entropy", "nats"),
     Column("entropy_bits", "entropy", "bits"),
@@ -219,19 +203,19 @@ ROW_ENTROPY = (
 )
 
 KEY_MASS = (
-    Column("source", "file"),
-    Column("group", "group"),
-    Column("batch", "batch"),
-    Column("head", "head"),
-    Column("key", "key"),
+    Column("source", "file", is_key=True),
+    Column("group", "group", is_key=True),
+    Column("batch", "batch", is_key=True),
+    Column("head", "head", is_key=True),
+    Column("key", "key", is_key=True),
     Column("queries", "queries"),
     Column("mass", "mass"),
     Column("mass_mean", "mean weight"),
 )
 
 GROUP_ENTROPY = (
-    Column("source", "file"),
-    Column("group", "group"),
+    Column("source", "file", is_key=True),
+    Column("group", "group", is_key=True),
     Column("heads", "heads"),
     Column("entropy_nats_mean", "entropy", "nats"),
     Column("entropy_bits_mean", "entropy", "bits"),

@@ -19,9 +19,10 @@ import pytest
 from plain import Run
 
 from attncli.report.choices import Color
-from attncli.report.grid import GridColumn, grid, text_width
 from attncli.report.numbers import decimals
 from attncli.report.printer import Printer
+from attncli.report.prose import text_width
+from attncli.report.table import TableColumn, table
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -165,12 +166,34 @@ def test_numbers(value: float | None, digits: int, expected: str) -> None:
 
 @pytest.mark.usefixtures("terminal")
 def test_a_table_too_wide_is_split_and_keeps_its_keys() -> None:
-    key = GridColumn("name", ["a", "b"], is_text=True, is_key=True)
-    others = [GridColumn(f"column {n}", ["1" * 20, "2"]) for n in range(6)]
-    text = grid([key, *others], Printer(color=Color.NEVER))
+    key = TableColumn("name", ["a", "b"], is_text=True, is_key=True)
+    others = [TableColumn(f"column {n}", ["1" * 20, "2"]) for n in range(6)]
+    text = table([key, *others], Printer(color=Color.NEVER))
     assert widest(text) <= 80
     assert text.count("name") == 2
     assert [f"column {n}" in text for n in range(6)] == [True] * 6
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_column_wider_than_the_terminal_is_wrapped_not_cut() -> None:
+    words = " ".join(f"word{n}" for n in range(30))
+    columns = [TableColumn("head", ["0"], is_key=True), TableColumn("why", [words], is_text=True)]
+    text = table(columns, Printer(color=Color.NEVER))
+    assert widest(text) <= 80
+    assert " ".join(text.split()).endswith(words)
+
+
+def test_a_long_table_has_one_heading_and_every_line() -> None:
+    numbers = [f"{n}" for n in range(2345)]
+    text = table([TableColumn("n", numbers, is_key=True), TableColumn("twice", numbers)], Printer())
+    assert text.splitlines() == ["   n  twice", *(f"{n:>4}  {n:>5}" for n in range(2345))]
+
+
+@pytest.mark.parametrize("heading", ["[bold]head[/bold]", ":smile:", "[red]x[red]"])
+def test_cells_and_headings_are_no_markup(heading: str) -> None:
+    columns = [TableColumn(heading, [heading], is_text=True), TableColumn("n", ["1"])]
+    text = table(columns, Printer(color=Color.ALWAYS))
+    assert ANSI.sub("", text).count(heading) == 2
 
 
 # Opening a terminal as the leader of a new session makes it the one that ^C comes from.

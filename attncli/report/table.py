@@ -1,0 +1,152 @@
+"""Columns as rich tables, in as many parts as a terminal's width asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.box import Box
+from rich.table import Table
+from rich.text import Text
+
+from attncli.columns import Column
+from attncli.files.text import shown
+from attncli.report.numbers import decimals
+from attncli.report.printer import Preformatted, Printer
+from attncli.report.prose import text_width
+
+GAP = 2
+# A light rule under the headings, on terminals alone: what is piped has a line a record.
+RULE = Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=True)
+# Rich holds some kilobytes a cell until a table is drawn: long ones are drawn in stretches.
+LINES_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """One column.
+
+    Attributes:
+        heading: its name.
+        cells: a text a line, with styles of its own where it is a `Text`.
+        is_text: whether it stands to the left; numbers stand to the right.
+        is_key: whether it names the line, and comes again in each part of a split table.
+    """
+
+    heading: str
+    cells: Sequence[str | Text]
+    is_text: bool = False
+    is_key: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal that it takes."""
+        return max(text_width(str(text)) for text in (self.heading, *self.cells))
+
+
+def table(columns: Sequence[TableColumn], printer: Printer) -> Preformatted:
+    """The columns side by side; on a terminal in as many parts as its width asks for.
+
+    Each part begins with the key columns. Nothing is cut, apart from the beginnings of keys that
+    would leave no room on a terminal.
+    """
+    keys = [column for column in columns if column.is_key]
+    room = max(12, printer.width // max(1, len(keys)) - GAP - 12)
+    keys = [_shortened(key, room) for key in keys]
+    others = [column for column in columns if not column.is_key]
+    parts = (
+        "".join(_drawn([*keys, *part], printer)) for part in _parts(keys, others, printer.width)
+    )
+    return Preformatted("\n".join(parts).removesuffix("\n"))
+
+
+def record_table(
+    columns: Sequence[Column],
+    records: Sequence[dict[str, Any]],
+    printer: Printer,
+    *,
+    digits: int,
+) -> Preformatted:
+    """A table with a line a record, numbers to the right.
+
+    Columns that tables leave out, and those that hold nothing in any record, are not shown.
+    """
+    built: list[TableColumn] = []
+    for column in columns:
+        values = [record[column.key] for record in records]
+        if column.heading is None or all(value is None for value in values):
+            continue
+        unit = f" ({column.unit})" if column.unit else ""
+        built.append(
+            TableColumn(
+                f"{column.heading}{unit}",
+                [cell(value, digits) for value in values],
+                is_text=any(isinstance(value, str | list) for value in values),
+                is_key=column.is_key and all(before.is_key for before in built),
+            )
+        )
+    return table(built, printer)
+
+
+def cell(value: Any, digits: int) -> str:
+    """One value as a table shows it."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return decimals(value, digits)
+    if isinstance(value, list):
+        return "(" + ", ".join(map(str, value)) + ")"
+    return shown(str(value))
+
+
+def _shortened(key: TableColumn, width: int) -> TableColumn:
+    """The column with long names cut at their beginning: names of layers differ at the end."""
+    if key.width <= width:
+        return key
+    texts = map(str, key.cells)
+    return replace(key, cells=["…" + t[1 - width :] if len(t) > width else t for t in texts])
+
+
+def _parts(
+    keys: Sequence[TableColumn], others: Sequence[TableColumn], width: int
+) -> list[list[TableColumn]]:
+    """The columns in runs that fit beside the keys, one a run at least."""
+    lead = sum(key.width + GAP for key in keys)
+    parts: list[list[TableColumn]] = [[]]
+    used = lead
+    for column in others:
+        if parts[-1] and used + column.width > width:
+            parts.append([])
+            used = lead
+        parts[-1].append(column)
+        used += column.width + GAP
+    return parts
+
+
+def _drawn(columns: Sequence[TableColumn], printer: Printer) -> Iterator[str]:
+    """The text of one part; only a column that does not fit beside the keys alone is wrapped."""
+    widths = [column.width for column in columns]
+    widths[-1] = min(widths[-1], max(GAP, printer.width - sum(widths[:-1]) - GAP * len(widths[1:])))
+    lines = list(zip(*(column.cells for column in columns), strict=True))
+    for start in range(0, max(1, len(lines)), LINES_AT_ONCE):
+        ruled = printer.on_terminal and start == 0
+        drawing = Table(
+            box=RULE if ruled else None,
+            show_header=start == 0,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, GAP - 1 if ruled else GAP, 0, 0),  # a box has a column of its own between
+        )
+        for column, width in zip(columns, widths, strict=True):
+            drawing.add_column(
+                Text(column.heading),
+                justify="left" if column.is_text else "right",
+                width=width,
+                overflow="fold",
+            )
+        for line in lines[start : start + LINES_AT_ONCE]:
+            drawing.add_row(*(Text(text) if isinstance(text, str) else text for text in line))
+        yield printer.rendered(drawing)
