@@ -24,13 +24,9 @@ ARROWS = {
     "attncli": {"api", "attention", "errors"},
     "__main__": {"cli"},
 }
-# Pictures are counted where they are drawn, since their size is the terminal's; and effects of
-# additive values are told where they are shown. Everything else arrives as a result.
-COMPUTED_BY_REPORT = {
-    "attncli.attention.masks.additive",
-    "attncli.attention.masks.picture",
-    "attncli.attention.masks.view",
-}
+# Pictures are counted where they are drawn, since their size is the terminal's. Everything else
+# arrives as a result.
+COMPUTED_BY_REPORT = {"attncli.attention.masks.audit", "attncli.attention.masks.view"}
 LIGHT = ("attncli", "attncli.columns", "attncli.errors", "attncli.files", "attncli.report.choices")
 HEAVY = {"numpy", "rich", "torch"}
 # `mask` and `inspect` promise to do without torch, so does whatever they import.

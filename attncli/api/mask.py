@@ -96,7 +96,7 @@ def mask(
     built = build_mask(known, _sizes(known, (batch, heads, q_len, k_len)))
     judged = audit_mask(built)
     return AuditedMask(
-        description=judged.recognition.description,
+        description=judged.description,
         options=judged.recognition.options,
         probably_inverted=judged.recognition.probably_inverted,
         records=judged.records,

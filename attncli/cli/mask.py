@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +14,13 @@ from attncli.cli.options import Many, ShapeOptions, WorkOptions, make_printer
 from attncli.cli.values import several
 from attncli.errors import UsageError
 from attncli.report.choices import Format
-from attncli.report.mask import Results, place
+from attncli.report.mask import Results
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from attncli.attention.masks.audit import MaskAudit, MaskRecord
+    from attncli.attention.masks.audit import MaskAudit
     from attncli.attention.masks.mask import Mask
-    from attncli.attention.masks.recognise import MaskRecognition
     from attncli.cli.mask_sizes import Sized
     from attncli.cli.shape import Shape
     from attncli.report.printer import Printer
@@ -111,7 +109,7 @@ def register(app: typer.Typer) -> None:
         key padding beside it hides. Without any of these, one beyond the pattern nearest to it.
 
         Additive values count as they stand: only -inf hides. Where -10000 or less was meant to, as
-        finfo.min is, both readings are told and drawn.
+        finfo.min is, the description tells both readings.
         """
         from attncli.cli.mask_sizes import find_sizes
         from attncli.cli.shape import read_shape
@@ -143,9 +141,7 @@ def run_mask(
     printer.warn(built.warnings)
     judged = audit(built)
     found = find_leaks(chosen, read, built, judged)
-    second = _second_reading(built)
-    judged = judged if second is None else _with_both(judged, second)
-    printer.warn(_suspicions(judged, second))
+    printer.warn(_suspicions(judged))
     if chosen.save is not None:
         _save(built, chosen, printer)
     if chosen.against is not None:
@@ -158,41 +154,15 @@ def run_mask(
 
         run_effect(chosen, built, sized, read, work, printer)
     else:
-        _print(Results(built, judged, second, found), chosen, sized, read, work, printer)
+        _print(Results(built, judged, found), chosen, sized, read, work, printer)
     judge(judged, found, chosen)
 
 
-def _second_reading(built: Mask) -> MaskRecognition | None:
-    """What an additive mask is if its "minus a lot" means hidden; None where it holds none."""
-    if built.added is None:
-        return None
-    from attncli.attention.masks.mask_input import MINUS_A_LOT, blocks_of
-    from attncli.attention.masks.recognise import recognise_mask
-
-    finite_low = any(
-        bool(((block <= MINUS_A_LOT) & (block > -math.inf)).any())
-        for block in blocks_of(built.added)
-    )
-    return recognise_mask(built, hide_at=MINUS_A_LOT) if finite_low else None
-
-
-def _with_both(judged: MaskAudit, second: MaskRecognition) -> MaskAudit:
-    """The audit with both readings in its words; its counts stay those of the mask as it stands."""
-    from attncli.attention.masks.mask_input import MINUS_A_LOT
-
-    own = {(batch, head): part.description for batch, head, part in second.parts}
-
-    def both(record: MaskRecord) -> MaskRecord:
-        other = own.get((record.batch, record.head), second.description)
-        words = f"{record.description}; with values of {MINUS_A_LOT:g} or less as hidden: {other}"
-        return replace(record, description=words)
-
-    return replace(judged, records=tuple(map(both, judged.records)))
-
-
-def _suspicions(judged: MaskAudit, second: MaskRecognition | None) -> Iterator[str]:
+def _suspicions(judged: MaskAudit) -> Iterator[str]:
     """What looks like a mistake of whoever made the mask."""
-    for recognition in (judged.recognition, second):
+    from attncli.attention.masks.audit import place
+
+    for recognition in (judged.recognition, judged.lenient):
         if recognition is None:
             continue
         for batch, head, part in recognition.parts:
@@ -251,15 +221,16 @@ def _print(
     work: WorkOptions,
     printer: Printer,
 ) -> None:
+    from attncli.attention.masks.audit import MaskRecord
     from attncli.cli.emit import emit
+    from attncli.columns import columns_of, record_of
     from attncli.report.mask import mask_tables
-    from attncli.report.records import MASK
 
     built = results.built
 
     def records() -> Iterator[dict[str, Any]]:
         for record in results.judged.records:
-            one = asdict(record)
+            one = record_of(record)
             for key in ("first_empty_rows", "first_unused_keys"):
                 one[key] = list(one[key])
             if work.format is Format.JSON:
@@ -270,7 +241,7 @@ def _print(
         work.format,
         printer,
         command="mask",
-        columns=MASK,
+        columns=columns_of(MaskRecord),
         records=records(),
         inputs=sized.described | described_masks(read),
         params=params_of(built, read, results),
@@ -298,9 +269,9 @@ def params_of(built: Mask, read: Shape, results: Results | None = None) -> dict[
     record |= sizes | {"alibi_slopes": None if built.slopes is None else built.slopes.tolist()}
     if results is None:
         return record | {"recognised": None}
-    recognised, second = results.judged.recognition.options, results.second
+    recognised, lenient = results.judged.recognition.options, results.judged.lenient
     record["recognised"] = None if recognised is None else _plain(recognised)
-    record["recognised_finite_as_hidden"] = None if second is None else second.description
+    record["recognised_finite_as_hidden"] = None if lenient is None else lenient.description
     if results.leaks is not None:
         record["leaks"] = [asdict(leak) for leak in results.leaks]
     return record

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from attncli.cli.shape import Shape
     from attncli.report.printer import Printer
 
-# Cells of an additive mask that are worth a copy.
-MOST_COPIED = 1 << 24
-
 
 def run_compare(
     chosen: MaskOptions,
@@ -44,10 +41,8 @@ def run_compare(
 
     one, other = _pair(chosen, read, sizes, printer)
     found = compare(one, other)
-    second = _second_reading(one, other) if found.differing else None
     records = [asdict(cell) for cell in (*found.first, *found.first_bias)]
     data_params = params_of(one, read) | {"against": chosen.against} | _counts(found)
-    data_params["differing_finite_as_hidden"] = second
     emit(
         work.format,
         printer,
@@ -56,7 +51,7 @@ def run_compare(
         records=records,
         inputs=sized.described | described_masks(read),
         params=data_params,
-        show=lambda cells: comparison_tables(found, cells, str(chosen.against), printer, second),
+        show=lambda cells: comparison_tables(found, cells, str(chosen.against), printer),
     )
     differing = found.differing + found.bias_differing
     if differing:
@@ -103,28 +98,6 @@ def told_of(option: str) -> Iterator[None]:
     except AttncliError as error:
         where = option if error.where == "--attn-mask" else error.where
         raise type(error)(where, error.problem, error.advice) from None
-
-
-def _second_reading(one: Mask, other: Mask) -> int | None:
-    """How many cells differ if a finite "minus a lot" means hidden; None where none is held.
-
-    Masks too large for a copy are not read a second time.
-    """
-    import numpy as np
-
-    from attncli.attention.masks.compare import compare
-    from attncli.attention.masks.mask_input import MINUS_A_LOT
-
-    def hidden(mask: Mask) -> Mask:
-        if mask.added is None:
-            return mask
-        return replace(mask, added=np.where(mask.added <= MINUS_A_LOT, -np.inf, mask.added))
-
-    given = [mask.added for mask in (one, other) if mask.added is not None]
-    if any(array.size > MOST_COPIED for array in given):
-        return None
-    low = any(((array <= MINUS_A_LOT) & (array > -np.inf)).any() for array in given)
-    return compare(hidden(one), hidden(other)).differing if low else None
 
 
 def _counts(found: Comparison) -> dict[str, Any]:

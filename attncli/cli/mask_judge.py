@@ -51,9 +51,11 @@ def judge(judged: MaskAudit, found: list[Leak] | None, chosen: MaskOptions) -> N
     Raises:
         CheckFailedError: naming what was found and where.
     """
+    from attncli.attention.masks.audit import place
+
     wanted = several(chosen.fail_on)
     for record in judged.records:
-        place = _place(record.batch, record.head)
+        where = place(record.batch, record.head)
         for name, count, first in (
             ("empty-rows", record.empty_rows, record.first_empty_rows),
             ("unused-keys", record.unused_keys, record.first_unused_keys),
@@ -61,18 +63,12 @@ def judge(judged: MaskAudit, found: list[Leak] | None, chosen: MaskOptions) -> N
             if name in wanted and count:
                 listed = ", ".join(map(str, first)) + (", …" if count > len(first) else "")
                 problem = f"expected no {name.replace('-', ' ')}, got {count}: {listed}"
-                raise CheckFailedError(f"mask{place}", problem)
+                raise CheckFailedError(f"mask{where}", problem)
     for leak in found or ():
         if leak.cells:
             cell = leak.first[0]
             raise CheckFailedError(
-                f"mask{_place(cell.batch, cell.head)}",
+                f"mask{place(cell.batch, cell.head)}",
                 f'expected no visible cell that "{leak.rule}" hides, got {leak.cells}, the first '
                 f"at query {cell.query}, key {cell.key}",
             )
-
-
-def _place(batch: int | None, head: int | None) -> str:
-    named = {"batch": batch, "head": head}
-    parts = [f"{name} {index}" for name, index in named.items() if index is not None]
-    return f" ({', '.join(parts)})" if parts else ""

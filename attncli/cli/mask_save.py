@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 DTYPES = ("bool", "float16", "bfloat16", "float32", "float64")
 BLOCK_CELLS = 1 << 24
-# −inf as the upper half of a float32, which is what a bfloat16 is.
-BFLOAT16_HIDDEN = 0xFF80
 
 
 def save_mask(mask: Mask, target: str, dtype: str) -> int:
@@ -66,11 +64,10 @@ def _block(mask: Mask, batch: int, head: int, rows: slice, dtype: str) -> tuple[
     added = np.zeros(full) if bias is None else np.broadcast_to(bias[0, 0], full)
     values = np.where(visible, added, -np.inf)
     if dtype == "bfloat16":
-        from attncli.attention.masks.additive import Format, rounded
+        from attncli.files.tensor import bfloat16_bits
 
-        exact = rounded(values, Format.BFLOAT16).astype(np.float32)
-        bits = np.where(visible, exact.view(np.uint32) >> 16, np.uint32(BFLOAT16_HIDDEN))
-        return bits.astype(np.uint16), int(np.count_nonzero(visible & np.isneginf(exact)))
+        bits = bfloat16_bits(values)
+        return bits, int(np.count_nonzero(visible & (bits == bfloat16_bits(np.array(-np.inf)))))
     with np.errstate(over="ignore"):
         cast = values.astype(dtype)
     return cast, int(np.count_nonzero(visible & np.isneginf(cast)))

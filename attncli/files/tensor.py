@@ -199,3 +199,14 @@ def _float8_values(name: str) -> NDArray[Any]:
     else:
         size[exponent == 31] = np.where(mantissa[exponent == 31] == 0, np.inf, np.nan)
     return np.where(code < 128, size, -size).astype(np.float32)
+
+
+def bfloat16_bits(values: NDArray[np.float64]) -> NDArray[np.uint16]:
+    """Bit patterns of the nearest bfloat16, ties to even; NaN must not be among the values.
+
+    A bfloat16 is the upper half of a float32.
+    """
+    with np.errstate(over="ignore"):
+        bits = values.astype(np.float32).view(np.uint32)
+    nearest = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)  # carries into the upper half
+    return (nearest >> 16).astype(np.uint16)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from attncli.attention.masks.audit import AddedValues, MaskAudit, MaskRecord, cell_counts, place
+from attncli.attention.masks.view import View
+from attncli.columns import columns_of
 from attncli.report.choices import Unit
 from attncli.report.mask_picture import picture, picture_size
 from attncli.report.prose import heading, paragraph
-from attncli.report.record_table import record_table
-from attncli.report.records import MASK, MASK_CELLS, MASK_EFFECT
+from attncli.report.records import MASK_CELLS, MASK_EFFECT
+from attncli.report.table import record_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
-    from attncli.attention.masks.additive import AddedValue
-    from attncli.attention.masks.audit import MaskAudit
     from attncli.attention.masks.compare import Comparison, Leak
     from attncli.attention.masks.mask import Mask
-    from attncli.attention.masks.recognise import MaskRecognition
-    from attncli.report.grid import GridColumn
     from attncli.report.printer import Printer
 
 Record = dict[str, Any]
@@ -32,8 +31,6 @@ MOST_PICTURES = 4
 BIAS_ROWS = 8
 # Lines of counts on a terminal.
 MOST_RECORDS = 40
-# As `attncli.attention.masks.mask_input.MINUS_A_LOT`, which would bring NumPy with it.
-MINUS_A_LOT = -1e4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +39,12 @@ class Results:
 
     Attributes:
         built: the mask.
-        judged: counts and words of the mask as it stands.
-        second: what it is if a finite "minus a lot" means hidden; None where it holds none.
+        judged: counts and words.
         leaks: what it shows although a rule hides it; None where nobody asked.
     """
 
     built: Mask
     judged: MaskAudit
-    second: MaskRecognition | None = None
     leaks: Sequence[Leak] | None = None
 
 
@@ -62,25 +57,22 @@ def mask_tables(
 ) -> Iterator[RenderableType]:
     """Description, a picture of each different matrix, counts, and what is added."""
     recognition = results.judged.recognition
-    yield _title(recognition.description, printer)
-    if results.second is not None:
-        yield _title(
-            f"with values of {MINUS_A_LOT:g} or less read as hidden: {results.second.description}",
-            printer,
-        )
-    elif recognition.options and not recognition.probably_inverted:
+    yield _title(results.judged.description, printer)
+    if results.judged.lenient is None and recognition.options and not recognition.probably_inverted:
         yield f"  options: {_options_text(recognition.options)}"
     if recognition.probably_inverted and results.built.allowed is not None:
         yield f"  --mask-true {_other(results.built)} reads it the other way round"
     yield ""
     yield from _pictures(results, labels, printer)
     limit = MOST_RECORDS if printer.on_terminal else len(records)
-    yield record_table(MASK, records[:limit], printer, digits=digits)
+    yield record_table(columns_of(MaskRecord), records[:limit], printer, digits=digits)
     if limit < len(records):
         yield f"… {len(records) - limit} more: --format csv has them all"
     yield from _named(records[:limit])
     yield from _leak_lines(results.leaks or ())
-    yield from _bias_lines(results.built, printer, digits)
+    yield from _bias_lines(results.built, digits)
+    if results.judged.added is not None:
+        yield from _added_lines(results.judged.added)
 
 
 def _title(text: str, printer: Printer) -> RenderableType:
@@ -98,27 +90,18 @@ def _other(built: Mask) -> str:
 def _pictures(
     results: Results, labels: Sequence[str] | None, printer: Printer
 ) -> Iterator[RenderableType]:
-    """Each different matrix; cells that hold a finite "minus a lot" are marked as such."""
-    from attncli.attention.masks.picture import cell_counts
-    from attncli.attention.masks.view import View
-
-    built = results.built
-    told = results.judged.recognition if results.second is None else results.second
-    shown = told.parts[:MOST_PICTURES] if printer.on_terminal else told.parts
+    """Each different matrix."""
+    built, parts = results.built, results.judged.recognition.parts
+    shown = parts[:MOST_PICTURES] if printer.on_terminal else parts
+    offset = 0 if built.offset is None else int(built.offset[0])
     for batch, head, part in shown:
-        view = View(built, batch or 0, head or 0)
-        if len(told.parts) > 1:
+        if len(parts) > 1:
             yield f"{place(batch, head).strip(' ()')}: {part.description}"
-        counts = cell_counts(view, *picture_size(printer))
-        second = None
-        if results.second is not None:
-            meant = replace(view, hide_at=MINUS_A_LOT)
-            second = cell_counts(meant, *picture_size(printer)).counts
-        offset = 0 if built.offset is None else int(built.offset[0])
-        yield from picture(counts, labels, printer, offset=offset, meant=second)
+        counts = cell_counts(View(built, batch or 0, head or 0), *picture_size(printer))
+        yield from picture(counts, labels, printer, offset=offset)
         yield ""
-    if len(shown) < len(told.parts):
-        yield f"… {len(told.parts) - len(shown)} more matrices: `| less` or --output shows them all"
+    if len(shown) < len(parts):
+        yield f"… {len(parts) - len(shown)} more matrices: `| less` or --output shows them all"
         yield ""
 
 
@@ -138,7 +121,6 @@ def comparison_tables(
     cells: Sequence[Record],
     against: str,
     printer: Printer,
-    second: int | None = None,
 ) -> Iterator[RenderableType]:
     """How many cells differ, and the first of them."""
     if not found.differing and not found.bias_differing:
@@ -148,9 +130,6 @@ def comparison_tables(
         f"{found.differing} of {found.cells} cells differ from {against}: {found.only_a} visible "
         f"in this mask alone, {found.only_b} in the other alone"
     )
-    if second is not None:
-        differing = f"{second} cells differ" if second else "no cell differs"
-        yield f"with values of {MINUS_A_LOT:g} or less read as hidden, {differing}"
     if found.differing == found.cells:
         yield "every cell differs: each mask is the inverse of the other"
     if found.bias_differing:
@@ -202,13 +181,6 @@ def _options_text(options: dict[str, Any]) -> str:
     return " ".join(parts) or "none needed"
 
 
-def place(batch: int | None, head: int | None) -> str:
-    """Which batch and head, in brackets; nothing where there is one matrix."""
-    named = {"batch": batch, "head": head}
-    parts = [f"{name} {index}" for name, index in named.items() if index is not None]
-    return f" ({', '.join(parts)})" if parts else ""
-
-
 def _named(records: Sequence[Record]) -> Iterator[str]:
     """The first empty rows and unused keys, by index."""
     for record in records:
@@ -221,62 +193,27 @@ def _named(records: Sequence[Record]) -> Iterator[str]:
                 yield f"{what.replace('_', ' ')}{where}: {listed}{more}"
 
 
-def _bias_lines(built: Mask, printer: Printer, digits: int) -> Iterator[RenderableType]:
-    """What is added to the logits: slopes of ALiBi, and the values of a float mask."""
-    if built.slopes is not None:
-        slopes = ", ".join(f"{slope:.6g}" for slope in built.slopes.tolist())
-        yield ""
-        yield f"ALiBi: adds −slope·|p − j|; slope of each head: {slopes}"
-        yield from _bias_corner(built, digits)
-    if built.added is None:
-        return
-    from attncli.attention.masks.additive import Effect, audit_additive
-    from attncli.report.grid import grid
-
-    found = audit_additive(built)
-    if found is None:
-        return
+def _added_lines(added: AddedValues) -> Iterator[str]:
+    """The values of an additive mask, or between what they lie."""
     yield ""
-    yield heading("additive values", printer)
-    if found.zeros_and_ones:
-        yield "  only 0 and 1: most likely meant as boolean"
-    if found.values:
-        yield grid(_value_columns(found.values), printer)
-    if found.values is None:
-        yield f"  more than can be listed, from {found.minimum:g} to {found.maximum:g}"
-        if found.minus_infinity:
-            yield f"  -inf in {found.minus_infinity} cells: hidden"
-    met = {effect for value in found.values or () for effect in value.effects.values()}
-    for effect in sorted(met - {Effect.ADDS}):
-        yield f"  {effect}: {effect.meaning}"
-    for form, rows in found.rows.items():
-        if rows.empty or rows.uniform or rows.unlikely:
-            yield (
-                f"  rows in {form}: {rows.empty} empty, {rows.uniform} uniform over hidden keys, "
-                f"{rows.unlikely} a softmax over keys meant to be hidden"
-            )
+    if added.counts is not None:
+        values = (f"{value + 0.0:g} ({cells} cells)" for value, cells in added.counts.items())
+        yield f"adds {', '.join(values)}"
+    else:
+        hidden = f"; -inf, hidden, in {added.hidden} cells" if added.hidden else ""
+        yield f"adds numbers from {added.minimum:g} to {added.maximum:g}{hidden}"
 
 
-def _value_columns(values: Sequence[AddedValue]) -> list[GridColumn]:
-    """Each value with what adding it does, format by format."""
-    from attncli.report.grid import GridColumn
-
-    columns = [
-        GridColumn("value", [f"{value.value + 0.0:g}" for value in values]),
-        GridColumn("cells", [str(value.cells) for value in values]),
-    ]
-    for form in values[0].effects:
-        columns.append(GridColumn(form, [str(value.effects[form]) for value in values], True))
-    return columns
-
-
-def _bias_corner(built: Mask, digits: int) -> Iterator[str]:
-    """The first values of the bias of head 0."""
-    corner = slice(0, BIAS_ROWS)
-    one = slice(0, 1)
-    values = built.bias(one, one, slice(0, min(BIAS_ROWS, built.sizes.q_len)), corner)
-    if values is None:
+def _bias_lines(built: Mask, digits: int) -> Iterator[RenderableType]:
+    """ALiBi: its slopes, and the first values of the bias of head 0."""
+    if built.slopes is None:
         return
-    yield "bias of head 0, first queries and keys:"
-    for row in values[0, 0].tolist():
-        yield "  " + " ".join(f"{value + 0.0:>{digits + 4}.{digits}f}" for value in row)
+    slopes = ", ".join(f"{slope:.6g}" for slope in built.slopes.tolist())
+    yield ""
+    yield f"ALiBi: adds −slope·|p − j|; slope of each head: {slopes}"
+    one, corner = slice(0, 1), slice(0, BIAS_ROWS)
+    values = built.bias(one, one, slice(0, min(BIAS_ROWS, built.sizes.q_len)), corner)
+    if values is not None:
+        yield "bias of head 0, first queries and keys:"
+        for row in values[0, 0].tolist():
+            yield "  " + " ".join(f"{value + 0.0:>{digits + 4}.{digits}f}" for value in row)

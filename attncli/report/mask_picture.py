@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
     from rich.console import RenderableType
 
-    from attncli.attention.masks.picture import CellCounts
+    from attncli.attention.masks.audit import CellCounts
     from attncli.report.printer import Printer
 
 # Share of visible cells in a rectangle: none, up to a third, two thirds, less than all, all.
 SHADES = ("·", "░", "▒", "▓", "█")
-# A cell with a finite value that was probably meant to hide it.
-FINITE = "-"
 MOST_ROWS = 32
 MOST_COLUMNS = 64
 LABEL_WIDTH = 15
@@ -35,7 +31,6 @@ def picture(
     printer: Printer,
     *,
     offset: int = 0,
-    meant: NDArray[np.int64] | None = None,
 ) -> Iterator[RenderableType]:
     """One line of characters per row of rectangles, positions or labels at the edges.
 
@@ -44,7 +39,6 @@ def picture(
         labels: a token for each position on the key axis; None for none.
         printer: where it goes.
         offset: position of query 0.
-        meant: int64 (rows, columns), likewise with a finite "minus a lot" read as hidden.
     """
     if not counts.counts.size:
         yield "no cells"
@@ -60,17 +54,12 @@ def picture(
     for row in range(len(counts.counts)):
         line = [(f"{names[row]:>{lead}} ", "dim")]
         for column in range(counts.counts.shape[1]):
-            shown = counts.counts if meant is None else meant
-            mark = _mark(int(shown[row, column]), int(counts.sizes[row, column]))
-            if mark == SHADES[0] and counts.counts[row, column]:
-                mark = FINITE
-            if mark in (SHADES[0], FINITE):
+            mark = _mark(int(counts.counts[row, column]), int(counts.sizes[row, column]))
+            if mark == SHADES[0]:
                 line.append((f"{mark:<{wide}}", "dim"))
             else:
                 line.append((mark * wide, "rgb(46,134,222)"))
         yield printer.styled(*line[:-1], (line[-1][0].rstrip(), line[-1][1]))
-    if meant is not None:
-        yield f"{'':>{lead}} {FINITE} finite values of -10000 or less: visible, meant as hidden?"
     if counts.sizes.size and counts.sizes.max() > 1:
         yield (
             f"{'':>{lead}} each character stands for up to {counts.sizes.max()} cells: "

@@ -80,23 +80,6 @@ AUDIT = (
     Column("diagnosis", "diagnosis"),
 )
 
-MASK = (
-    Column("batch", "batch", is_key=True),
-    Column("head", "head", is_key=True),
-    Column("q_len", "S_q"),
-    Column("k_len", "S_k"),
-    Column("cells", "cells"),
-    Column("kept", "kept"),
-    Column("density", "density"),
-    Column("empty_rows", "empty rows"),
-    Column("first_empty_rows", None),
-    Column("unused_keys", "unused keys"),
-    Column("first_unused_keys", None),
-    Column("keys_min", "keys min"),
-    Column("keys_max", "max"),
-    Column("description", None),
-)
-
 MASK_CELLS = (
     Column("batch", "batch", is_key=True),
     Column("head", "head", is_key=True),

@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_masks import plain_mask
 
-from attncli.attention.masks.additive import Effect, Format, audit_additive, effect_of, rounded
-from attncli.attention.masks.audit import MaskRecord, audit
+from attncli.attention.masks.audit import MaskRecord, audit, cell_counts
 from attncli.attention.masks.compare import Cell, compare, leaks, undeclared_leaks
 from attncli.attention.masks.effect import mask_effect, weights_before_and_after
 from attncli.attention.masks.mask import Mask, Sizes, build_mask
-from attncli.attention.masks.picture import cell_counts
 from attncli.attention.masks.view import View
 from attncli.attention.options import AttentionOptions
 from attncli.errors import DataError
@@ -175,72 +173,34 @@ def test_padding_on_the_wrong_axis_shows_as_empty_rows() -> None:
 # Additive masks
 
 
-@pytest.mark.parametrize(
-    ("value", "effects"),
-    [
-        (-np.inf, [Effect.HIDES, Effect.HIDES, Effect.HIDES]),
-        (np.finfo(np.float64).min, [Effect.HIDES, Effect.HIDES, Effect.HIDES]),
-        (float(np.finfo(np.float32).min), [Effect.HIDES, Effect.HIDES, Effect.SWALLOWS]),
-        (-1e30, [Effect.HIDES, Effect.SWALLOWS, Effect.SWALLOWS]),
-        (-1e9, [Effect.HIDES, Effect.SWALLOWS, Effect.SILENCES]),
-        (-65504.0, [Effect.SILENCES, Effect.SWALLOWS, Effect.SILENCES]),
-        (-10000.0, [Effect.SILENCES, Effect.SILENCES, Effect.SILENCES]),
-        (-1.0, [Effect.ADDS, Effect.ADDS, Effect.ADDS]),
-        (0.0, [Effect.ADDS, Effect.ADDS, Effect.ADDS]),
-    ],
-)
-def test_what_a_number_does_in_each_format(value: float, effects: list[Effect]) -> None:
-    assert [effect_of(value, form) for form in Format] == effects
-
-
-def test_rounding_to_bfloat16_is_that_of_torch() -> None:
-    torch = pytest.importorskip("torch")
-    generator = np.random.default_rng(6)
-    values = generator.standard_normal(2000) * 10.0 ** generator.integers(-30, 39, 2000)
-    values = np.concatenate([values, [1.00390625, 1.01171875, -np.inf, 3.4e38, -3.3961e38]])
-    expected = torch.tensor(values.astype(np.float32)).bfloat16().double().numpy()
-    np.testing.assert_array_equal(rounded(values, Format.BFLOAT16), expected)
-
-
-def test_values_and_rows_of_an_additive_mask() -> None:
+def test_values_of_an_additive_mask_are_counted_in_both_readings() -> None:
     low = float(np.finfo(np.float32).min)
-    added = np.array([[0, low, -1e4], [low, low, -np.inf], [-1e4, low, low], [-np.inf] * 3])
-    found = audit_additive(file_mask(added))
-    assert found is not None
-    assert found.values is not None
-    tally = [(each.value, each.cells) for each in found.values]
-    assert tally == [(-np.inf, 4), (low, 5), (-1e4, 2), (0.0, 1)]
-    assert (found.minimum, found.maximum, found.minus_infinity) == (low, 0.0, 4)
-    half, single = found.rows[Format.FLOAT16], found.rows[Format.FLOAT32]
-    assert (half.empty, half.uniform, half.unlikely) == (2, 0, 1)
-    assert (single.empty, single.uniform, single.unlikely) == (1, 1, 1)
+    found = audit(file_mask(np.array([[0, low, -1e4], [0, 0, -np.inf]])))
+    assert found.added is not None
+    assert found.added.counts == {-np.inf: 1, low: 1, -1e4: 1, 0.0: 3}
+    assert (found.added.minimum, found.added.maximum, found.added.hidden) == (low, 0.0, 1)
+    assert found.records[0].kept == 5
+    assert found.lenient is not None
+    reading = f"with values of -10000 or less as hidden: {found.lenient.description}"
+    assert found.description == f"{found.recognition.description}; {reading}"
+    assert found.records[0].description == found.description
 
 
-def test_rules_beside_an_additive_mask_count_for_its_rows() -> None:
-    added = np.array([[-np.inf, 0.0], [0.0, -np.inf]])
-    found = audit_additive(build(2, 2, attn_mask=added, causal=True))
-    assert found is not None
-    assert found.rows[Format.FLOAT32].empty == 1
-
-
-@pytest.mark.parametrize(
-    ("values", "suspicious"), [([0.0, 1.0], True), ([0.0, 0.0], False), ([1.0, -1.0], False)]
-)
-def test_zeros_and_ones_are_suspicious(values: list[float], suspicious: bool) -> None:
-    found = audit_additive(file_mask(np.array([values])))
-    assert found is not None
-    assert found.zeros_and_ones is suspicious
+def test_values_above_minus_a_lot_have_one_reading() -> None:
+    found = audit(file_mask(np.array([[0.0, -9999.0]])))
+    assert found.lenient is None
+    assert found.description == found.recognition.description
 
 
 def test_many_distinct_values_are_not_listed() -> None:
-    found = audit_additive(file_mask(np.arange(100.0).reshape(10, 10)))
-    assert found is not None
-    assert found.values is None
-    assert (found.minimum, found.maximum) == (0.0, 99.0)
+    added = audit(file_mask(np.arange(100.0).reshape(10, 10))).added
+    assert added is not None
+    assert added.counts is None
+    assert (added.minimum, added.maximum) == (0.0, 99.0)
 
 
 def test_boolean_masks_add_nothing() -> None:
-    assert audit_additive(file_mask(np.ones((2, 2), bool))) is None
+    assert audit(file_mask(np.ones((2, 2), bool))).added is None
 
 
 # Comparisons and leaks
@@ -429,8 +389,7 @@ def test_no_queries_have_no_effect() -> None:
 def test_nothing_here_imports_torch(name: str) -> None:
     """The second name shows that the first could be found."""
     code = (
-        "import sys, attncli.attention.masks.audit, attncli.attention.masks.additive, "
-        "attncli.attention.masks.effect, attncli.attention.masks.picture\n"
+        "import sys, attncli.attention.masks.audit, attncli.attention.masks.effect\n"
         f"sys.exit({name!r} in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], check=False)

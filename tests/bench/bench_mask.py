@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from attncli.attention.masks.audit import audit
+from attncli.attention.masks.audit import audit, cell_counts
 from attncli.attention.masks.compare import compare
 from attncli.attention.masks.mask import Mask, Sizes, build_mask
-from attncli.attention.masks.picture import cell_counts
 from attncli.attention.masks.view import View
 from attncli.attention.options import AttentionOptions
 

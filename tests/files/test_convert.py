@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attncli.errors import DataError, UsageError
-from attncli.files.tensor import FLOATS, StoredTensor, as_float
+from attncli.files.tensor import FLOATS, StoredTensor, as_float, bfloat16_bits
 from attncli.files.torch_tensors import as_torch, torch_dtype
 
 
@@ -86,3 +86,13 @@ def test_torch_dtype() -> None:
         with pytest.raises(UsageError, match=expected) as caught:
             torch_dtype(name)
         assert str(caught.value).isprintable()
+
+
+def test_rounding_to_bfloat16_is_that_of_torch() -> None:
+    import torch
+
+    generator = np.random.default_rng(6)
+    values = generator.standard_normal(2000) * 10.0 ** generator.integers(-30, 39, 2000)
+    values = np.concatenate([values, [1.00390625, 1.01171875, -np.inf, 3.4e38, -3.3961e38]])
+    expected = torch.tensor(values.astype(np.float32)).bfloat16().view(torch.uint16).numpy()
+    np.testing.assert_array_equal(bfloat16_bits(values), expected)

@@ -1,54 +1,65 @@
-"""Count what a mask lets through, one record per batch and head."""
+"""Count what a mask lets through, one record per batch and head, and on a grid to be drawn."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from attncli.attention.masks.recognise import MaskRecognition, combine, recognise
-from attncli.attention.masks.view import distinct_views
+from attncli.attention.masks.mask import Mask
+from attncli.attention.masks.mask_input import MINUS_A_LOT, blocks_of
+from attncli.attention.masks.recognise import (
+    MaskRecognition,
+    Recognition,
+    combine,
+    recognise,
+    recognise_mask,
+)
+from attncli.attention.masks.structure import Ordered, Structure
+from attncli.attention.masks.view import View, count_columns, distinct_views
+from attncli.columns import column
 
-if TYPE_CHECKING:
-    from attncli.attention.masks.mask import Mask
-    from attncli.attention.masks.recognise import Recognition
-    from attncli.attention.masks.view import View
+_MOST_VALUES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskRecord:
-    """What one batch and head of a mask lets through; padded queries count nowhere.
+    """What one batch and head of a mask lets through; padded queries count nowhere."""
+
+    batch: int | None = column("batch", description="None where all batches are equal", is_key=True)
+    head: int | None = column("head", description="None where all heads are equal", is_key=True)
+    q_len: int = column("S_q", description="padding included")
+    k_len: int = column("S_k", description="padding included")
+    cells: int = column("cells", description="cells of real queries")
+    kept: int = column("kept", description="how many of them are visible")
+    density: float | None = column("density", description="kept / cells; None without cells")
+    empty_rows: int = column("empty rows", description="real queries that see no key")
+    first_empty_rows: tuple[int, ...] = column(None, description="indices of the first of them")
+    unused_keys: int = column("unused keys", description="keys that no real query sees")
+    first_unused_keys: tuple[int, ...] = column(None, description="indices of the first of them")
+    keys_min: int | None = column("keys min", description="fewest keys that a real query sees")
+    keys_max: int | None = column("max", description="most keys that a real query sees")
+    description: str = column(None, description="what the mask is, in words")
+
+
+@dataclass(frozen=True, slots=True)
+class AddedValues:
+    """The numbers of an additive mask.
 
     Attributes:
-        batch, head: which; None where all along that axis are equal.
-        q_len, k_len: S_q and S_k, padding included.
-        cells: number of cells of real queries.
-        kept: number of them that are visible.
-        density: kept / cells; None without cells.
-        empty_rows: number of real queries that see no key.
-        first_empty_rows: indices of the first of them.
-        unused_keys: number of keys that no real query sees.
-        first_unused_keys: indices of the first of them.
-        keys_min, keys_max: fewest and most keys that a real query sees, 0 for an empty row;
-            None without real queries.
-        description: what the mask is, in words.
+        counts: how often each stands in the mask as given, in ascending order; None where there
+            are more than 16.
+        minimum, maximum: of the finite ones; None where there are none.
+        hidden: number of cells that hold −inf.
     """
 
-    batch: int | None
-    head: int | None
-    q_len: int
-    k_len: int
-    cells: int
-    kept: int
-    density: float | None
-    empty_rows: int
-    first_empty_rows: tuple[int, ...]
-    unused_keys: int
-    first_unused_keys: tuple[int, ...]
-    keys_min: int | None
-    keys_max: int | None
-    description: str
+    counts: dict[float, int] | None
+    minimum: float | None
+    maximum: float | None
+    hidden: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +68,58 @@ class MaskAudit:
 
     Attributes:
         records: one per batch and head that are not equal to the others along their axis.
-        recognition: what the mask is as a whole.
+        description: what the mask is as a whole, in words; where it holds finite values that
+            were probably meant to hide, in both readings.
+        recognition: what it is as it stands.
+        lenient: what it is if values of −10,000 or less hide; None where it holds none.
+        added: the numbers that a mask file adds; None for none.
     """
 
     records: tuple[MaskRecord, ...]
+    description: str
     recognition: MaskRecognition
+    lenient: MaskRecognition | None
+    added: AddedValues | None
 
 
-def audit(mask: Mask, *, named: int = 10, hide_at: float | None = None) -> MaskAudit:
+def audit(mask: Mask, *, named: int = 10) -> MaskAudit:
     """Count and describe every batch and head of a mask.
 
     Args:
         mask: on the host; without a mask file its size costs nothing, since no cell is built.
         named: how many empty rows and unused keys to name.
-        hide_at: additive values at or below this count as hidden; None for −inf alone.
     """
-    found = [(*each, recognise(each[2])) for each in distinct_views(mask, hide_at)]
+    found = [(*each, recognise(each[2])) for each in distinct_views(mask)]
     records = tuple(_record(*each, named) for each in found)
-    return MaskAudit(records, combine(found))
+    recognition = combine(found)
+    added = None if mask.added is None else _added_values(mask.added)
+    if added is None or added.minimum is None or added.minimum > MINUS_A_LOT:
+        return MaskAudit(records, recognition.description, recognition, None, added)
+    # Whoever writes −10,000 or finfo.min into a mask means it to hide, which adding it does not.
+    lenient = recognise_mask(mask, hide_at=MINUS_A_LOT)
+    own = {(batch, head): part.description for batch, head, part in lenient.parts}
+
+    def both(strict: str, meant: str) -> str:
+        return f"{strict}; with values of {MINUS_A_LOT:g} or less as hidden: {meant}"
+
+    records = tuple(
+        replace(
+            record,
+            description=both(
+                record.description, own.get((record.batch, record.head), lenient.description)
+            ),
+        )
+        for record in records
+    )
+    said = both(recognition.description, lenient.description)
+    return MaskAudit(records, said, recognition, lenient, added)
+
+
+def place(batch: int | None, head: int | None) -> str:
+    """Which batch and head, in brackets; nothing where there is one matrix."""
+    named = {"batch": batch, "head": head}
+    parts = [f"{name} {index}" for name, index in named.items() if index is not None]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _record(
@@ -98,3 +143,98 @@ def _record(
         keys_max=int(profile.counts.max()) if view.rows else None,
         description=recognition.description,
     )
+
+
+def _added_values(added: NDArray[Any]) -> AddedValues:
+    counts: Counter[float] = Counter()
+    lowest, highest, hidden = np.inf, -np.inf, 0
+    for block in blocks_of(added):
+        finite = block[block > -np.inf]
+        hidden += block.size - finite.size
+        lowest = min(lowest, float(finite.min(initial=np.inf)))
+        highest = max(highest, float(finite.max(initial=-np.inf)))
+        if len(counts) <= _MOST_VALUES:
+            values, cells = np.unique(block, return_counts=True)
+            counts.update(dict(zip(values.tolist(), cells.tolist(), strict=True)))
+    return AddedValues(
+        counts=dict(sorted(counts.items())) if len(counts) <= _MOST_VALUES else None,
+        minimum=lowest if lowest < np.inf else None,
+        maximum=highest if highest > -np.inf else None,
+        hidden=hidden,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CellCounts:
+    """Visible cells of a mask too large to show cell by cell, summed over rectangles.
+
+    Attributes:
+        query_edges: int64 (rows + 1,); row r of the grid holds the queries from the r-th edge up
+            to, without, the next.
+        key_edges: int64 (columns + 1,), likewise for the keys.
+        counts: int64 (rows, columns), visible cells in each rectangle.
+    """
+
+    query_edges: NDArray[np.int64]
+    key_edges: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Int64 (rows, columns): all cells in each rectangle."""
+        return np.outer(np.diff(self.query_edges), np.diff(self.key_edges))
+
+
+def cell_counts(view: View, rows: int, columns: int) -> CellCounts:
+    """Count the visible cells on a grid of at most `rows` × `columns` rectangles.
+
+    Args:
+        view: one batch and head; its padded queries are left out.
+        rows: at least 1; fewer where there are fewer queries.
+        columns: at least 1; fewer where there are fewer keys.
+    """
+    query_edges, key_edges = _edges(view.rows, rows), _edges(view.k_len, columns)
+    counts = np.zeros((len(query_edges) - 1, len(key_edges) - 1), np.int64)
+    if view.cells and view.known is not None:
+        _count_intervals(view.known, query_edges, key_edges, counts)
+    elif view.cells:
+        _count_cells(view, query_edges, key_edges, counts)
+    return CellCounts(query_edges, key_edges, counts)
+
+
+def _edges(length: int, parts: int) -> NDArray[np.int64]:
+    """Where an axis is cut into at most so many parts, as even as whole numbers allow."""
+    parts = max(1, min(length, parts)) if length else 0
+    return np.arange(parts + 1) * length // max(1, parts)
+
+
+def _count_intervals(
+    structure: Structure,
+    query_edges: NDArray[np.int64],
+    key_edges: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> None:
+    """From the interval of each query: what lies below one edge, without that below the last."""
+    ordered = Ordered(structure)
+    before = ordered.low
+    for place, edge in enumerate(key_edges[1:].tolist()):
+        limit = np.clip(edge, structure.first, structure.stop)
+        upto = np.clip(ordered.below(limit), ordered.low, ordered.high)
+        counts[:, place] = np.add.reduceat(upto - before, query_edges[:-1])
+        before = upto
+
+
+def _count_cells(
+    view: View,
+    query_edges: NDArray[np.int64],
+    key_edges: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> None:
+    """From blocks of cells, each of which may end within a rectangle."""
+    for rows, block in view.blocks():
+        first, last = np.searchsorted(query_edges, [rows.start, rows.stop - 1], "right") - 1
+        for part in range(first, last + 1):
+            start = max(int(query_edges[part]), rows.start) - rows.start
+            stop = min(int(query_edges[part + 1]), rows.stop) - rows.start
+            by_key = count_columns(block[start:stop])
+            counts[part] += np.add.reduceat(by_key, key_edges[:-1])
