@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from attncli.errors import DataError
 from attncli.files.container import TensorFile, array_at, byte_size, map_file
@@ -36,8 +37,6 @@ def open_safetensors(local: Path, source: str) -> TensorFile:
     Raises:
         DataError: the header is damaged, or its tensors do not fill the file.
     """
-    from safetensors import SafetensorError, safe_open
-
     where = place(source)
     try:
         # "numpy" is what the library would convert to: it is never asked to.
