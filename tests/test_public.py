@@ -219,11 +219,11 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"query_offset": "middle"}, attncli.UsageError, "query_offset: expected one of top-left"),
     ({"mask_true": "yes"}, attncli.UsageError, "mask_true: expected one of keep, drop"),
     ({"causal": True}, attncli.UsageError, "--query-offset: expected a value"),
-    ({"rows": [5]}, attncli.UsageError, "--rows: expected an index from -5 to 4, got 5"),
-    ({"device": "tpu"}, attncli.UsageError, "--device"),
+    ({"rows": [5]}, attncli.UsageError, "rows: expected an index from -5 to 4, got 5"),
+    ({"device": "tpu"}, attncli.UsageError, "device"),
     ({"key_lengths": [1.5]}, TypeError, "expected whole numbers"),
     ({"windows": 3}, TypeError, "expected one of scale, .*got keyword 'windows'"),
-    ({"heads": 3}, attncli.UsageError, "--heads: expected 4"),
+    ({"heads": 3}, attncli.UsageError, "heads: expected 4"),
 ]
 
 

@@ -24,11 +24,11 @@ from attncli.attention.stage_statistics import StageResult
 from attncli.attention.stages import (
     Selection,
     Stage,
+    blocks_of,
     select,
     shape_of,
     stages_of,
 )
-from attncli.attention.streaming.output import blocks_of
 from attncli.errors import ResourceError, UsageError
 from attncli.files.limits import available_memory
 from attncli.files.text import size_text

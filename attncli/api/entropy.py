@@ -16,10 +16,10 @@ from attncli.api.arguments import (
 )
 from attncli.attention.options import Layout, Precision
 from attncli.attention.problem import Problem
-from attncli.attention.streaming.chosen_heads import chosen_parts, stream_parts
-from attncli.attention.streaming.head_statistics import HeadStatistics, head_statistics
+from attncli.attention.stages import select
+from attncli.attention.streaming.heads import HeadStatistics, head_statistics
 from attncli.attention.streaming.labels import Thresholds
-from attncli.attention.streaming.stream import HeadRows, Wanted
+from attncli.attention.streaming.stream import HeadRows, Wanted, stream_rows
 from attncli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -136,18 +136,18 @@ def entropy(
         device=device,
         allow_nonfinite=allow_nonfinite,
     )
-    parts = chosen_parts(problem, as_indices(batch_index), as_indices(head_index))
+    selection = select(problem, as_indices(batch_index), as_indices(head_index))
     wanted = Wanted(top_key=per_row, per_key=per_key, sink_keys=sink_keys)
     found, kept = [], []
-    for rows in stream_parts(parts, wanted):
+    for rows in stream_rows(problem, wanted, batches=selection.batches, heads=selection.heads):
         found.append(head_statistics(rows, thresholds))
         if per_row or per_key:
             kept.append(rows)
     return Entropies(
         heads=tuple(found),
         rows=tuple(kept) if per_row or per_key else None,
-        batches=_sorted_indices(batch_index, problem.sizes.batch),
-        head_indices=_sorted_indices(head_index, problem.sizes.heads),
+        batches=selection.batches,
+        head_indices=selection.heads,
         problem=problem,
     )
 
@@ -162,10 +162,3 @@ def _thresholds(limits: Mapping[str, float]) -> Thresholds:
         if not 0 < value <= 1:
             raise UsageError("label_limits", f"expected a score above 0, up to 1, got {value}")
     return Thresholds(**adjusted)
-
-
-def _sorted_indices(given: int | Sequence[int] | None, length: int) -> tuple[int, ...]:
-    indices = as_indices(given)
-    if indices is None:
-        return tuple(range(length))
-    return tuple(sorted({index % length for index in indices}))

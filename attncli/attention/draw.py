@@ -49,15 +49,15 @@ def draw(
     kv_heads = shape.heads if shape.kv_heads is None else shape.kv_heads
     k_len = shape.q_len if shape.k_len is None else shape.k_len
     dv = shape.dk if shape.dv is None else shape.dv
-    at_least_one = {"--batch": shape.batch, "--heads": shape.heads, "--kv-heads": kv_heads}
-    for option, value in (at_least_one | {"--dk": shape.dk}).items():
+    at_least_one = {"«batch»": shape.batch, "«heads»": shape.heads, "«kv_heads»": kv_heads}
+    for option, value in (at_least_one | {"«dk»": shape.dk}).items():
         if value < 1:
             raise UsageError(option, f"expected at least 1, got {value}")
-    for option, value in {"--q-len": shape.q_len, "--k-len": k_len, "--dv": dv}.items():
+    for option, value in {"«q_len»": shape.q_len, "«k_len»": k_len, "«dv»": dv}.items():
         if value < 0:
             raise UsageError(option, f"expected at least 0, got {value}")
     if seed < 0:
-        raise UsageError("--seed", f"expected at least 0, got {seed}")
+        raise UsageError("«seed»", f"expected at least 0, got {seed}")
     rng = np.random.default_rng(seed)
     q = _normal(rng, (shape.batch, shape.heads, shape.q_len, shape.dk), dtype)
     k = _normal(rng, (shape.batch, kv_heads, k_len, shape.dk), dtype)

@@ -44,11 +44,11 @@ def _unpack(tensor: torch.Tensor, role: str, heads: int | None) -> torch.Tensor:
     """Split (B, S, H·d) into (B, H, S, d), as a view."""
     shape = tuple(tensor.shape)
     if tensor.ndim not in (2, 3):
-        raise DataError(role, f"expected (B, S, H·d) for --layout bsh, got {shape}")
+        raise DataError(role, f"expected (B, S, H·d) for «layout=bsh», got {shape}")
     if heads is None:
-        raise UsageError("--layout bsh", "expected --heads beside it, got none")
+        raise UsageError("«layout=bsh»", "expected «heads» beside it, got none")
     if heads < 1 or shape[-1] % heads:
-        option = "--heads" if role == "q" else "--kv-heads or --heads"
+        option = "«heads»" if role == "q" else "«kv_heads» or «heads»"
         raise UsageError(option, f"expected a divisor of {role}'s width {shape[-1]}, got {heads}")
     whole = tensor[(None,) * (3 - tensor.ndim)]
     width = shape[-1] // heads

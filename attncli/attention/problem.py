@@ -173,10 +173,10 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or name == "cuda:":
-        raise UsageError("--device", f"expected auto, cpu, cuda or cuda:N, got {name}")
+        raise UsageError("«device»", f"expected auto, cpu, cuda or cuda:N, got {name}")
     present = torch.cuda.device_count()
     if kind == "cuda" and int(index or 0) >= present:
-        raise ResourceError("--device", f"expected one of {present} CUDA devices, got {name}")
+        raise ResourceError("«device»", f"expected one of {present} CUDA devices, got {name}")
     return torch.device(name)
 
 
@@ -198,8 +198,13 @@ def refuse_nonfinite(tensor: torch.Tensor, role: str) -> None:
         raise DataError(
             role,
             f"expected finite values, got {count} NaN or inf, the first at {where}",
-            "--allow-nonfinite carries on with IEEE arithmetic and counts the rows it reaches",
+            "«allow_nonfinite» carries on with IEEE arithmetic and counts the rows it reaches",
         )
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of any real dtype holds no NaN and no infinity."""
+    return all(bool(torch.isfinite(part).all()) for part in _parts(tensor.detach()))
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -244,20 +249,20 @@ def _check_shapes(ready: dict[str, torch.Tensor], layout: Layout, *, declared: b
         raise DataError(
             "k",
             f"expected a number of heads that divides q's {q.shape[1]}, got {k.shape[1]}",
-            "heads are the second axis from the left; --layout bshd if they are the third",
+            "heads are the second axis from the left; «layout=bshd» if they are the third",
         )
     guessed = layout is Layout.BHSD and not declared
     if guessed and q.shape[1] > q.shape[2] > 0 and q.shape[1] > 1:
         return [
             f"q {tuple(q.shape)} has more heads than queries; if it is (B, S, H, d), "
-            "say --layout bshd"
+            "say «layout=bshd»"
         ]
     return []
 
 
 def _check_heads(ready: dict[str, torch.Tensor], heads: int | None, kv_heads: int | None) -> None:
     """Refuse declared numbers of heads that the tensors do not have."""
-    found = {"--heads": (heads, ready["q"]), "--kv-heads": (kv_heads, ready["k"])}
+    found = {"«heads»": (heads, ready["q"]), "«kv_heads»": (kv_heads, ready["k"])}
     for option, (declared, tensor) in found.items():
         if declared is not None and declared != tensor.shape[1]:
             raise UsageError(
@@ -272,8 +277,8 @@ def _sinks(options: AttentionOptions, heads: int) -> torch.Tensor | None:
     sinks = torch.as_tensor(options.sinks, dtype=torch.float64)
     if sinks.shape != (heads,):
         raise UsageError(
-            "--sinks", f"expected one logit per query head (H={heads}), got {tuple(sinks.shape)}"
+            "«sinks»", f"expected one logit per query head (H={heads}), got {tuple(sinks.shape)}"
         )
     if not bool(torch.isfinite(sinks).all()):
-        raise UsageError("--sinks", "expected finite logits, got NaN or inf")
+        raise UsageError("«sinks»", "expected finite logits, got NaN or inf")
     return sinks

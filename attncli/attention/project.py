@@ -27,12 +27,12 @@ def project(
         UsageError: a number of heads that does not divide the width.
     """
     if x.ndim not in (2, 3):
-        raise DataError("--x", f"expected (S, d) or (B, S, d), got {tuple(x.shape)}")
+        raise DataError("«x»", f"expected (S, d) or (B, S, d), got {tuple(x.shape)}")
     whole = x[(None,) * (3 - x.ndim)].to(torch.float64)  # (B, S, d)
     counts = {"wq": heads, "wk": kv_heads, "wv": kv_heads}
     projected = {}
     for name, weight in weights.items():
-        _check_weight(f"--{name}", weight, whole.shape[-1], counts[name])
+        _check_weight(f"«{name}»", weight, whole.shape[-1], counts[name])
         packed = whole @ weight.to(torch.float64)  # (B, S, H·d)
         split = packed.reshape(*packed.shape[:2], counts[name], -1)
         projected[name.removeprefix("w")] = split.transpose(1, 2)  # (B, H, S, d)
@@ -57,10 +57,10 @@ def _check_weight(option: str, weight: torch.Tensor, width: int, heads: int) -> 
     if weight.ndim != 2 or weight.shape[0] != width:
         raise DataError(
             option,
-            f"expected (d, H·width) with d={width} like --x, got {tuple(weight.shape)}",
-            "--weights-layout out-in takes the weight of an nn.Linear",
+            f"expected (d, H·width) with d={width} like «x», got {tuple(weight.shape)}",
+            "«weights_layout=out-in» takes the weight of an nn.Linear",
         )
     if heads < 1 or weight.shape[1] % heads:
         raise UsageError(
-            "--heads", f"expected a divisor of {option}'s width {weight.shape[1]}, got {heads}"
+            "«heads»", f"expected a divisor of {option}'s width {weight.shape[1]}, got {heads}"
         )

@@ -6,21 +6,18 @@ No stage is ever held for all queries and keys: a block is some query rows of on
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import torch
 
 from attncli.attention import steps
+from attncli.attention.masks.mask import Mask
+from attncli.attention.problem import Problem, all_finite
 from attncli.attention.project import project_output
+from attncli.attention.streaming.stream import Wanted, stream_rows
 from attncli.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from attncli.attention.masks.mask import Mask
-    from attncli.attention.problem import Problem
 
 Rows = tuple[int, ...] | range
 
@@ -128,10 +125,53 @@ def select(
     """
     sizes = problem.sizes
     return Selection(
-        tuple(_indices("--batch-index", batches, sizes.batch)),
-        tuple(_indices("--head-index", heads, sizes.heads)),
-        _indices("--rows", rows, sizes.q_len),
+        tuple(_indices("«batch_index»", batches, sizes.batch)),
+        tuple(_indices("«head_index»", heads, sizes.heads)),
+        _indices("«rows»", rows, sizes.q_len),
     )
+
+
+def blocks_of(
+    problem: Problem,
+    stages: Sequence[Stage],
+    selection: Selection,
+    output_projection: torch.Tensor | None = None,
+) -> Iterator[Block]:
+    """`stage_blocks`, or the same in tiles where those suit."""
+    if suits_tiles(problem, stages, selection):
+        return output_blocks(problem, selection)
+    return stage_blocks(problem, stages, selection, output_projection)
+
+
+def suits_tiles(problem: Problem, stages: Sequence[Stage], selection: Selection) -> bool:
+    """Whether nothing but the output of all queries is wanted, and there are many of them.
+
+    A few rows are computed alone, and whoever wants weights as well has whole rows at hand. Values
+    that are not finite are left to whole rows, where they reach only those who see them.
+    """
+    cells = len(selection.rows) * problem.sizes.k_len
+    everything = isinstance(selection.rows, range)
+    if tuple(stages) != (Stage.OUTPUT,) or not everything or cells <= BLOCK_CELLS:
+        return False
+    return problem.v is not None and all_finite(problem.v)
+
+
+def output_blocks(problem: Problem, selection: Selection) -> Iterator[Block]:
+    """The output of the chosen heads in tiles, a block a head; 0 for padded queries.
+
+    Args:
+        problem: what to compute; it has values, all finite.
+        selection: which batches and heads, with all rows.
+    """
+    rows = range(problem.sizes.q_len)
+    wanted = Wanted(output=True)
+    for found in stream_rows(problem, wanted, batches=selection.batches, heads=selection.heads):
+        assert found.output is not None
+        count = len(found.queries)
+        values = found.output.new_zeros(len(rows), found.output.shape[1])
+        values[:count] = found.output  # real queries come first
+        real = torch.arange(len(rows)) < count
+        yield Block(Stage.OUTPUT, found.batch, found.head, 0, rows, values.cpu(), None, real)
 
 
 def stage_blocks(

@@ -75,7 +75,26 @@ def logits(
         visible: bool, broadcastable to (..., S_q, S_k); True where the query sees the key.
         bias: broadcastable likewise; added to visible logits; None for none.
     """
-    scores = q @ k.transpose(-1, -2)  # (..., S_q, S_k)
+    return logits_of_scores(
+        q @ k.transpose(-1, -2),  # (..., S_q, S_k)
+        scale=scale,
+        temperature=temperature,
+        softcap=softcap,
+        visible=visible,
+        bias=bias,
+    )
+
+
+def logits_of_scores(
+    scores: torch.Tensor,
+    *,
+    scale: float,
+    temperature: float,
+    softcap: float | None,
+    visible: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> Logits:
+    """`logits` from the products themselves, (..., S_q, S_k), by whatever way they were made."""
     scaled = scores * scale / temperature
     capped = None if softcap is None else softcap * torch.tanh(scaled / softcap)
     masked = scaled if capped is None else capped

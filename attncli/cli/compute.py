@@ -121,7 +121,7 @@ class Prepared:
         return {stage: StageResult(stage, shape) for stage, shape in shapes.items()}
 
     def blocks(self, stages: tuple[Stage, ...]) -> Iterator[Block]:
-        from attncli.attention.streaming.output import blocks_of
+        from attncli.attention.stages import blocks_of
 
         return blocks_of(self.problem, stages, self.selection, self.group.output_projection)
 

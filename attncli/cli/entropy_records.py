@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from attncli.attention.problem import Problem
-    from attncli.attention.streaming.chosen_heads import Part
-    from attncli.attention.streaming.head_statistics import HeadStatistics
+    from attncli.attention.stages import Selection
+    from attncli.attention.streaming.heads import HeadStatistics
     from attncli.attention.streaming.labels import Thresholds
     from attncli.attention.streaming.stream import HeadRows, Wanted
     from attncli.cli.emit import Record
@@ -55,12 +55,12 @@ class HeadsOfGroup:
     Attributes:
         group: where they came from.
         problem: all its heads.
-        parts: the chosen ones.
+        selection: the chosen ones.
     """
 
     group: Group
     problem: Problem
-    parts: list[Part]
+    selection: Selection
 
 
 @dataclass(slots=True)
@@ -176,21 +176,19 @@ def sampled_records(run: EntropyRun) -> Iterator[Record]:
     What only all rows could tell (extremes, spread, counts) is None, unless the sample is all of
     them; what the sample itself holds of it has names that say so.
     """
-    from attncli.attention.streaming.chosen_heads import stream_parts
-    from attncli.attention.streaming.sample_rows import draw_rows
+    from attncli.attention.streaming.heads import draw_rows
 
     count = run.chosen.sample_rows
     assert count is not None
     with _progress(run, count) as advance:
         for work in run.works:
             drawn = draw_rows(work.problem, count, run.chosen.sample_seed)
-            for rows in stream_parts(work.parts, run.wanted, queries=drawn, advance=advance):
+            for rows in _rows_of(run, work, advance, drawn):
                 yield _sampled(run, work, rows)
 
 
 def _sampled(run: EntropyRun, work: HeadsOfGroup, rows: HeadRows) -> Record:
-    from attncli.attention.streaming.head_statistics import head_statistics
-    from attncli.attention.streaming.sample_rows import estimates_of
+    from attncli.attention.streaming.heads import estimates_of, head_statistics
 
     real = work.problem.mask.real_queries(rows.batch)
     sampled = len(rows.queries)
@@ -212,15 +210,23 @@ def _sampled(run: EntropyRun, work: HeadsOfGroup, rows: HeadRows) -> Record:
 
 def _stream(run: EntropyRun) -> Iterator[tuple[HeadsOfGroup, HeadRows]]:
     """Every head that is asked for, with progress; its record is kept for the verdict."""
-    from attncli.attention.streaming.chosen_heads import stream_parts
-    from attncli.attention.streaming.head_statistics import head_statistics
+    from attncli.attention.streaming.heads import head_statistics
 
     with _progress(run) as advance:
         for work in run.works:
-            for rows in stream_parts(work.parts, run.wanted, advance=advance):
+            for rows in _rows_of(run, work, advance):
                 found = head_statistics(rows, run.thresholds)
                 run.heads.append(_place(work, rows) | _numbers(found) | _heat(work, rows))
                 yield work, rows
+
+
+def _rows_of(
+    run: EntropyRun, work: HeadsOfGroup, advance: Any, queries: Any = None
+) -> Iterator[HeadRows]:
+    from attncli.attention.streaming.stream import stream_rows
+
+    chosen = {"batches": work.selection.batches, "heads": work.selection.heads}
+    return stream_rows(work.problem, run.wanted, **chosen, queries=queries, advance=advance)
 
 
 def _progress(run: EntropyRun, sampled: int | None = None) -> Any:
@@ -229,9 +235,11 @@ def _progress(run: EntropyRun, sampled: int | None = None) -> Any:
     from attncli.cli.progress import progress
 
     total = 0.0
-    for problem in (part.problem for work in run.works for part in work.parts):
-        share = 1.0 if sampled is None else min(1.0, sampled / max(1, problem.sizes.q_len))
-        total += planned_cells(problem, run.wanted) * share
+    for work in run.works:
+        chosen = {"batches": work.selection.batches, "heads": work.selection.heads}
+        queries = max(1, work.problem.sizes.q_len)
+        share = 1.0 if sampled is None else min(1.0, sampled / queries)
+        total += planned_cells(work.problem, run.wanted, **chosen) * share
     return progress(run.printer, int(total) if run.shows_progress else 0, "attention")
 
 

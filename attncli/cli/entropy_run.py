@@ -108,7 +108,7 @@ def _own_params(chosen: EntropyOptions, thresholds: Thresholds) -> dict[str, Any
 
 def _variants_of(group: Group, problem: Problem, chosen: EntropyOptions) -> list[HeadsOfGroup]:
     """The chosen heads under every scale and temperature asked for, the problem's own first."""
-    from attncli.attention.streaming.chosen_heads import chosen_parts
+    from attncli.attention.stages import select
 
     batches = integers("--batch-index", chosen.batch_index)
     heads = integers("--head-index", chosen.head_index)
@@ -118,7 +118,7 @@ def _variants_of(group: Group, problem: Problem, chosen: EntropyOptions) -> list
     found = []
     for scale, heat in pairs:
         variant = replace(problem, scale=scale, temperature=heat)
-        found.append(HeadsOfGroup(group, variant, chosen_parts(variant, batches, heads)))
+        found.append(HeadsOfGroup(group, variant, select(variant, batches, heads)))
     return found
 
 
@@ -146,8 +146,8 @@ def read_thresholds(given: list[str] | None) -> Thresholds:
 
 
 def _require_one_head(works: list[HeadsOfGroup]) -> None:
-    sizes = [part.problem.sizes for work in works for part in work.parts]
-    count = sum(one.batch * one.heads for one in sizes)
+    chosen = [work.selection for work in works]
+    count = sum(len(one.batches) * len(one.heads) for one in chosen)
     if count != 1:
         raise UsageError(
             "--histogram",

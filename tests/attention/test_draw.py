@@ -45,14 +45,14 @@ def test_lengths_may_be_zero() -> None:
 @pytest.mark.parametrize(
     ("sizes", "seed", "message"),
     [
-        ({"batch": 0}, 0, "--batch: expected at least 1, got 0"),
-        ({"heads": 0}, 0, "--heads: expected at least 1, got 0"),
-        ({"kv_heads": 0}, 0, "--kv-heads: expected at least 1, got 0"),
-        ({"dk": 0}, 0, "--dk: expected at least 1, got 0"),
-        ({"dv": -1}, 0, "--dv: expected at least 0, got -1"),
-        ({"q_len": -1}, 0, "--q-len: expected at least 0, got -1"),
-        ({"k_len": -2}, 0, "--k-len: expected at least 0, got -2"),
-        ({}, -1, "--seed: expected at least 0, got -1"),
+        ({"batch": 0}, 0, "batch: expected at least 1, got 0"),
+        ({"heads": 0}, 0, "heads: expected at least 1, got 0"),
+        ({"kv_heads": 0}, 0, "kv_heads: expected at least 1, got 0"),
+        ({"dk": 0}, 0, "dk: expected at least 1, got 0"),
+        ({"dv": -1}, 0, "dv: expected at least 0, got -1"),
+        ({"q_len": -1}, 0, "q_len: expected at least 0, got -1"),
+        ({"k_len": -2}, 0, "k_len: expected at least 0, got -2"),
+        ({}, -1, "seed: expected at least 0, got -1"),
     ],
 )
 def test_refused(sizes: dict[str, Any], seed: int, message: str) -> None:

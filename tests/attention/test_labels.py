@@ -8,11 +8,14 @@ import torch
 
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import make_problem
-from attncli.attention.streaming.head_statistics import HeadStatistics, head_statistics
+from attncli.attention.streaming.heads import (
+    HeadStatistics,
+    draw_rows,
+    estimates_of,
+    head_statistics,
+)
 from attncli.attention.streaming.labels import Label, LabelScores, Thresholds, choose_label
-from attncli.attention.streaming.sample_rows import draw_rows, sample_rows
 from attncli.attention.streaming.stream import stream_rows
-from attncli.errors import UsageError
 
 N = 24
 
@@ -148,13 +151,12 @@ class TestSample:
     def test_sampled_rows_are_the_rows(self) -> None:
         problem = self.problem()
         whole = {(rows.batch, rows.head): rows for rows in stream_rows(problem)}
-        for sampled in sample_rows(problem, 50, 0):
-            rows = sampled.rows
+        for rows in stream_rows(problem, queries=draw_rows(problem, 50, 0)):
             full = whole[rows.batch, rows.head]
             for name in ("entropy_nats", "max_logit", "sink_mass", "distance", "keys"):
                 torch.testing.assert_close(getattr(rows, name), getattr(full, name)[rows.queries])
             assert torch.equal(rows.shares.local.seen, full.shares.local.seen[rows.queries])
-            assert (sampled.sampled, sampled.queries) == (50, [400, 90][rows.batch])
+            assert len(rows.queries) == 50
 
     def test_estimates_are_unbiased_and_know_their_error(self) -> None:
         """Over many samples errors average out, and their spread is the standard error."""
@@ -170,15 +172,13 @@ class TestSample:
             stated.append(float(found.std()) / 40**0.5 * (1 - 40 / 400) ** 0.5)
         assert abs(np.mean(errors)) < 4 * np.mean(stated) / 400**0.5
         assert np.std(errors) == pytest.approx(np.mean(stated), rel=0.15)
-        sample = next(sample_rows(problem, 40, 7)).estimates["entropy_nats"]
+        rows = next(stream_rows(problem, queries=draw_rows(problem, 40, 7)))
+        sample = estimates_of(rows, 400)["entropy_nats"]
         assert sample.standard_error == pytest.approx(stated[7])
         assert sample.mean == pytest.approx(errors[7] + truth)
 
     def test_all_rows_leave_no_error(self) -> None:
-        for sampled in sample_rows(self.problem(), 1000, 0):
-            assert {each.standard_error for each in sampled.estimates.values()} == {0.0}
-
-    @pytest.mark.parametrize(("count", "seed"), [(0, 0), (3, -1)])
-    def test_refuses_nonsense(self, count: int, seed: int) -> None:
-        with pytest.raises(UsageError):
-            sample_rows(self.problem(), count, seed)
+        problem = self.problem()
+        for rows in stream_rows(problem, queries=draw_rows(problem, 1000, 0)):
+            estimates = estimates_of(rows, [400, 90][rows.batch])
+            assert {each.standard_error for each in estimates.values()} == {0.0}

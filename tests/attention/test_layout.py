@@ -47,8 +47,8 @@ REFUSED: list[tuple[Any, ...]] = [
     (Layout.BHSD, (5,), None, DataError, r"v: expected \(S, d\), \(H, S, d\) or .*, got \(5,\)"),
     (Layout.BHSD, (1, 1, 1, 1, 1), None, DataError, r"got \(1, 1, 1, 1, 1\)"),
     (Layout.BSHD, (5,), None, DataError, r"v: expected \(S, d\), \(S, H, d\) or"),
-    (Layout.BSH, (1, 2, 3, 4), 2, DataError, r"v: expected \(B, S, H·d\) for --layout bsh"),
-    (Layout.BSH, (2, 3, 6), None, UsageError, "--layout bsh: expected --heads beside it, got none"),
+    (Layout.BSH, (1, 2, 3, 4), 2, DataError, r"v: expected \(B, S, H·d\) for layout=bsh"),
+    (Layout.BSH, (2, 3, 6), None, UsageError, "layout=bsh: expected heads beside it, got none"),
     (Layout.BSH, (2, 3, 6), 4, UsageError, "expected a divisor of v's width 6, got 4"),
     (Layout.BSH, (2, 3, 6), 0, UsageError, "expected a divisor of v's width 6, got 0"),
 ]

@@ -10,9 +10,14 @@ from attncli.attention import stages as stages_module
 from attncli.attention.draw import RandomShape, draw
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import make_problem
-from attncli.attention.stages import Stage, select, stage_blocks
-from attncli.attention.streaming import output as output_module
-from attncli.attention.streaming.output import blocks_of, output_blocks, suits_tiles
+from attncli.attention.stages import (
+    Stage,
+    blocks_of,
+    output_blocks,
+    select,
+    stage_blocks,
+    suits_tiles,
+)
 
 OPTIONS = {
     "plain": AttentionOptions(),
@@ -44,7 +49,7 @@ def test_tiles_are_for_all_rows_of_large_outputs_alone(monkeypatch: pytest.Monke
     problem = make_problem(*draw(RandomShape(q_len=40, k_len=40, dk=4), 0), AttentionOptions())
     everything, some = select(problem), select(problem, rows=[1, 2])
     assert not suits_tiles(problem, [Stage.OUTPUT], everything)
-    monkeypatch.setattr(output_module, "BLOCK_CELLS", 100)
+    monkeypatch.setattr(stages_module, "BLOCK_CELLS", 100)
     assert suits_tiles(problem, [Stage.OUTPUT], everything)
     assert not suits_tiles(problem, [Stage.OUTPUT], some)
     assert not suits_tiles(problem, [Stage.WEIGHTS, Stage.OUTPUT], everything)

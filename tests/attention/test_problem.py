@@ -102,8 +102,8 @@ def test_complex_numbers_are_refused() -> None:
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"heads": 3}, "--heads: expected 4 for tensors of (2, 4, 5, 8), got 3"),
-        ({"kv_heads": 4}, "--kv-heads: expected 2 for tensors of (2, 2, 6, 8), got 4"),
+        ({"heads": 3}, "heads: expected 4 for tensors of (2, 4, 5, 8), got 3"),
+        ({"kv_heads": 4}, "kv_heads: expected 2 for tensors of (2, 2, 6, 8), got 4"),
     ],
 )
 def test_declared_heads_are_checked(declared: dict[str, int], message: str) -> None:
@@ -125,7 +125,7 @@ def test_packed_keys_have_as_many_heads_as_queries_unless_told() -> None:
 def test_more_heads_than_queries_earn_a_warning_that_names_the_layout() -> None:
     (warning,) = made((1, 5, 4, 8), (1, 5, 4, 8)).warnings
     assert warning == (
-        "q (1, 5, 4, 8) has more heads than queries; if it is (B, S, H, d), say --layout bshd"
+        "q (1, 5, 4, 8) has more heads than queries; if it is (B, S, H, d), say «layout=bshd»"
     )
     swapped = make_problem(
         zeros(1, 4, 5, 8), zeros(1, 4, 5, 8), None, AttentionOptions(), layout=Layout.BSHD
@@ -140,10 +140,10 @@ def test_more_heads_than_queries_earn_a_warning_that_names_the_layout() -> None:
 @pytest.mark.parametrize(
     ("sinks", "message"),
     [
-        ([0.0], "--sinks: expected one logit per query head (H=4), got (1,)"),
-        ([[0.0] * 4], "--sinks: expected one logit per query head (H=4), got (1, 4)"),
-        ([0.0, 1.0, math.nan, 0.0], "--sinks: expected finite logits, got NaN or inf"),
-        ([0.0, 1.0, -math.inf, 0.0], "--sinks: expected finite logits, got NaN or inf"),
+        ([0.0], "sinks: expected one logit per query head (H=4), got (1,)"),
+        ([[0.0] * 4], "sinks: expected one logit per query head (H=4), got (1, 4)"),
+        ([0.0, 1.0, math.nan, 0.0], "sinks: expected finite logits, got NaN or inf"),
+        ([0.0, 1.0, -math.inf, 0.0], "sinks: expected finite logits, got NaN or inf"),
     ],
 )
 def test_sinks_that_do_not_fit(sinks: list[Any], message: str) -> None:
@@ -165,7 +165,7 @@ def test_nonfinite_input_is_refused_with_count_and_place(role: str, bad: float) 
         make_problem(**tensors, options=AttentionOptions())
     expected = "expected finite values, got 2 NaN or inf, the first at (1, 1, 2, 0)"
     assert str(raised.value) == f"{role}: {expected}"
-    assert "--allow-nonfinite" in raised.value.advice
+    assert "«allow_nonfinite»" in raised.value.advice
     make_problem(**tensors, options=AttentionOptions(), allow_nonfinite=True)
 
 
@@ -220,7 +220,7 @@ def test_what_the_input_came_as_decides_not_what_it_was_projected_to() -> None:
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu0", "", "mps"])
 def test_a_device_name_that_is_none(name: str) -> None:
-    with pytest.raises(UsageError, match="--device: expected auto, cpu, cuda or cuda:N, got"):
+    with pytest.raises(UsageError, match="device: expected auto, cpu, cuda or cuda:N, got"):
         choose_device(name)
 
 
@@ -324,5 +324,5 @@ def test_cost_without_values() -> None:
 
 def test_declared_heads_are_no_guess_at_the_layout() -> None:
     q = torch.zeros(1, 8, 4, 2)
-    assert "--layout bshd" in make_problem(q, q, q, AttentionOptions()).warnings[0]
+    assert "«layout=bshd»" in make_problem(q, q, q, AttentionOptions()).warnings[0]
     assert make_problem(q, q, q, AttentionOptions(), heads=8).warnings == ()

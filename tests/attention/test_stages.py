@@ -164,10 +164,10 @@ def test_a_selection_is_a_part_of_the_whole(
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"rows": [5]}, "--rows: expected an index from -5 to 4, got 5"),
-        ({"rows": [0, -6]}, "--rows: expected an index from -5 to 4, got -6"),
-        ({"heads": [4]}, "--head-index: expected an index from -4 to 3, got 4"),
-        ({"batches": [2]}, "--batch-index: expected an index from -2 to 1, got 2"),
+        ({"rows": [5]}, "rows: expected an index from -5 to 4, got 5"),
+        ({"rows": [0, -6]}, "rows: expected an index from -5 to 4, got -6"),
+        ({"heads": [4]}, "head_index: expected an index from -4 to 3, got 4"),
+        ({"batches": [2]}, "batch_index: expected an index from -2 to 1, got 2"),
     ],
 )
 def test_an_index_beyond_its_axis_is_refused(chosen: dict[str, Any], message: str) -> None:

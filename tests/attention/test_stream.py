@@ -11,13 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncli.attention import steps
+from attncli.attention import stages, steps
 from attncli.attention.options import AttentionOptions, Corner, MaskTrue
 from attncli.attention.problem import Precision, Problem, make_problem
-from attncli.attention.streaming import stream, tiles
+from attncli.attention.stages import Stage, blocks_of, select
+from attncli.attention.streaming import shares, stream, tiles
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells, stream_rows
 
-EVERYTHING = Wanted(top_key=True, output=True, per_key=True, sink_keys=2, local_window=2)
+EVERYTHING = Wanted(top_key=True, output=True, per_key=True, sink_keys=2)
+LOCAL_WINDOW = 2
 
 
 @pytest.fixture
@@ -30,8 +32,9 @@ def use_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int) -> None:
     for module in (stream, tiles):
         monkeypatch.setattr(module, "TILE_ROWS", rows)
         monkeypatch.setattr(module, "TILE_KEYS", keys)
-    monkeypatch.setattr("attncli.attention.streaming.single_keys.TILE_KEYS", keys)
-    monkeypatch.setattr("attncli.attention.streaming.single_keys.BAND_ROWS", rows)
+    monkeypatch.setattr(shares, "TILE_KEYS", keys)
+    monkeypatch.setattr(shares, "BAND_ROWS", rows)
+    monkeypatch.setattr(shares, "LOCAL_WINDOW", LOCAL_WINDOW)
     monkeypatch.setattr(stream, "TILE_CELLS", rows * keys)
 
 
@@ -95,10 +98,10 @@ def assert_agrees(problem: Problem, rows: HeadRows, wanted: Wanted, atol: float)
         distance = torch.as_tensor(distance[rows.batch if len(distance) > 1 else 0, 0])
         distance = distance[: len(keys)]
         pairs["distance"] = (expected.weights * distance).sum(-1)
-        local = expected.weights * (distance <= wanted.local_window)
+        local = expected.weights * (distance <= LOCAL_WINDOW)
         assert rows.shares.local is not None
         close(rows.shares.local.weight[some], local.sum(-1)[some], atol)
-        near = expected.visible & (distance <= wanted.local_window)
+        near = expected.visible & (distance <= LOCAL_WINDOW)
         assert torch.equal(rows.shares.local.seen, near.sum(-1))
         assert rows.shares.own is not None
         own = expected.weights * (distance == 0)
@@ -253,13 +256,21 @@ class TestNonfinite:
         problem = hard_problem(key_lengths=(7,), causal=True)
         clean = list(stream_rows(problem, EVERYTHING))
         problem.k[..., 7:, :] = value
-        assert problem.v is not None
-        problem.v[..., 7:, 1] = value
         for rows, same in zip(stream_rows(problem, EVERYTHING), clean, strict=True):
             assert not bool(rows.nonfinite.any())
             assert_agrees(problem, rows, EVERYTHING, 1e-11)
             assert rows.output is not None
             torch.testing.assert_close(rows.output, same.output)
+
+    def test_hidden_values_give_nothing(
+        self, value: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        problem = hard_problem(key_lengths=(7,), causal=True)
+        clean = outputs_of(problem, monkeypatch)
+        assert problem.v is not None
+        problem.v[..., 7:, 1] = value
+        for output, same in zip(outputs_of(problem, monkeypatch), clean, strict=True):
+            torch.testing.assert_close(output, same)
 
     def test_visible_keys_reach_their_rows_alone(self, value: float) -> None:
         problem = hard_problem(causal=True)
@@ -275,14 +286,25 @@ class TestNonfinite:
         assert touched.received is not None
         close(touched.received.mass, expected.weights.sum(0), 1e-10)
 
-    def test_values_reach_the_output_of_those_who_see_them(self, value: float) -> None:
+    def test_values_reach_the_output_of_those_who_see_them(
+        self, value: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         problem = hard_problem(causal=True)
         assert problem.v is not None
         problem.v[0, 0, 3, 1] = value
         problem.v[0, 0, 8, :2] = -value
-        for rows in stream_rows(problem, EVERYTHING):
-            assert not bool(rows.nonfinite.any())
-            assert_agrees(problem, rows, EVERYTHING, 1e-11)
+        for head, output in enumerate(outputs_of(problem, monkeypatch)):
+            expected = reference(problem, 0, head).output
+            assert expected is not None
+            close(output, expected, 1e-11)
+
+
+def outputs_of(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The output of each head, asked for so that tiles compute it where they can."""
+    monkeypatch.setattr(stages, "BLOCK_CELLS", 10)
+    blocks = list(blocks_of(problem, [Stage.OUTPUT], select(problem)))
+    heads = range(problem.sizes.heads)
+    return [torch.cat([one.values for one in blocks if one.head == head]) for head in heads]
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -299,12 +321,29 @@ def test_a_row_of_nan_has_no_largest_logit() -> None:
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("per_key", [False, True])
-def test_progress_adds_up(per_key: bool) -> None:
+@pytest.mark.parametrize("heads", [None, [1]])
+def test_progress_adds_up(per_key: bool, heads: list[int] | None) -> None:
     problem, wanted = hard_problem(causal=True, left_window=3), Wanted(per_key=per_key)
     steps: list[int] = []
-    list(stream_rows(problem, wanted, advance=steps.append))
+    list(stream_rows(problem, wanted, heads=heads, advance=steps.append))
     assert len(steps) > 2
-    assert sum(steps) == planned_cells(problem, wanted)
+    assert sum(steps) == planned_cells(problem, wanted, heads=heads)
+
+
+def test_chosen_heads_come_in_the_order_asked_for_and_the_others_cost_nothing() -> None:
+    rng = np.random.default_rng(9)
+    q, k = (torch.from_numpy(rng.standard_normal((3, heads, 9, 4))) for heads in (6, 2))
+    problem = make_problem(q, k, None, AttentionOptions(causal=True))
+    every = {(rows.batch, rows.head): rows for rows in stream_rows(problem)}
+    chosen = list(stream_rows(problem, batches=[2, 0], heads=[4, 1, 2, 3]))
+    assert [rows.batch for rows in chosen] == [2] * 4 + [0] * 4
+    assert [rows.head for rows in chosen] == [4, 1, 2, 3] * 2
+    for rows in chosen:
+        same = every[rows.batch, rows.head]
+        torch.testing.assert_close(rows.entropy_nats, same.entropy_nats)
+        torch.testing.assert_close(rows.shares.first.weight, same.shares.first.weight)
+    planned = planned_cells(problem, batches=[2, 0], heads=[4, 1, 2, 3])
+    assert planned * 18 == planned_cells(problem) * 8
 
 
 def test_ties_go_to_the_lowest_index() -> None:

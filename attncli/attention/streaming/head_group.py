@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from attncli.attention.steps import finite_in
+from attncli.attention.masks.mask import Mask
+from attncli.attention.problem import Problem
+from attncli.attention.steps import finite_in, logits_of_scores
 from attncli.attention.streaming.intervals import RowBlock, Tile
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from attncli.attention.masks.mask import Mask
-    from attncli.attention.problem import Problem
-
 
 _KEYS_AT_ONCE = 1 << 16
 
@@ -34,7 +29,7 @@ class HeadGroup:
         q: (G, R, d_k), as it came: only the rows in hand are cast and scaled.
         keys: (G, d_k, S_k), contiguous, so that a tile of keys is a matrix ready to multiply with.
         values: (G, S_k, d_v); None where no output is asked for.
-        factor: multiplies a query: scale / temperature, and 1 / c before a soft cap.
+        scale: multiplies the scores: the problem's scale / temperature.
         softcap: c of c·tanh(x/c); None for none.
         slopes: (G,), of ALiBi; None for none.
         sinks: float64 (G, 1); None for none.
@@ -43,9 +38,10 @@ class HeadGroup:
         bounds: int32 (2, R), the same on the device.
         offset: position of query 0; None where positions are not defined.
         positions: int64 (R,), where each query stands; likewise.
-        places: the same in the dtype of arithmetic, exact wherever there are keys nearby.
+        positions_float: the same in the dtype of arithmetic, exact wherever there are keys nearby.
         by_interval: whether the intervals alone say which cells are visible.
-        guarded: whether logits may be NaN or infinite, so that each tile has to be looked at.
+        may_be_nonfinite: whether logits may be NaN or infinite, so that each tile has to be looked
+            at.
         workers: how many threads share the rows.
     """
 
@@ -56,7 +52,7 @@ class HeadGroup:
     q: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor | None
-    factor: float
+    scale: float
     softcap: float | None
     slopes: torch.Tensor | None
     sinks: torch.Tensor | None
@@ -66,9 +62,9 @@ class HeadGroup:
     bounds: torch.Tensor
     offset: int | None
     positions: torch.Tensor | None
-    places: torch.Tensor | None
+    positions_float: torch.Tensor | None
     by_interval: bool
-    guarded: bool
+    may_be_nonfinite: bool
     workers: int = 1
 
     @property
@@ -82,32 +78,24 @@ class HeadGroup:
         return self.keys.device
 
     @property
-    def plain(self) -> bool:
-        """Whether the logits are scaled products alone, and intervals say which are visible."""
-        return self.softcap is None and self.slopes is None and self.by_interval
-
-    @property
-    def in_a_row(self) -> bool:
-        """Whether the queries follow each other without a gap."""
-        count = len(self.queries)
-        return count > 0 and int(self.queries[-1]) - int(self.queries[0]) == count - 1
-
-    @property
-    def binary(self) -> bool:
+    def base2_logits(self) -> bool:
         """Whether logits may be computed in units of ln 2, which spares a pass over each tile.
 
-        Not in float64, whose every digit counts.
+        Only where nothing is done to the scaled products, and not in float64, whose every digit
+        counts.
         """
-        return self.plain and self.dtype == torch.float32
+        plain = self.softcap is None and self.slopes is None and self.by_interval
+        return plain and self.dtype == torch.float32
 
     def scaled_queries(self, start: int, stop: int, unit: float = 1.0) -> torch.Tensor:
-        """(G, stop − start, d_k), in the dtype of arithmetic, times the factor and a unit."""
-        return self.q[:, start:stop].to(self.device, self.dtype) * (self.factor * unit)
+        """(G, stop − start, d_k), in the dtype of arithmetic, times what goes before the tanh."""
+        factor = self.scale / (self.softcap or 1.0) * unit
+        return self.q[:, start:stop].to(self.device, self.dtype) * factor
 
     def relative_positions(self, block: RowBlock, key: int) -> torch.Tensor:
         """(rows,): how far each row stands to the right of a key, p − key."""
-        assert self.places is not None
-        return self.places[block.start : block.stop] - key
+        assert self.positions_float is not None
+        return self.positions_float[block.start : block.stop] - key
 
     def position_range(self, block: RowBlock) -> tuple[int, int]:
         """The lowest and the highest position of a block's rows."""
@@ -137,12 +125,12 @@ class HeadGroup:
         found = self.mask.additive(batch, heads, rows, cols)
         return None if found is None else finite_in(found[0], self.dtype)
 
-    def bias(self, index: int, block: RowBlock, tile: Tile) -> torch.Tensor | float:
-        """Float64 (keys,), all that is added to the logits of one head and one row."""
+    def bias(self, index: int, block: RowBlock, tile: Tile) -> torch.Tensor | None:
+        """(keys,), all that is added to the logits of one head and one row; None for nothing."""
         head, batch = self.heads[index], self.batch
         rows, cols = self._index(block), slice(tile.start, tile.stop)
         found = self.mask.bias(slice(batch, batch + 1), slice(head, head + 1), rows, cols)
-        return 0.0 if found is None else found[0, 0, 0].to(torch.float64)
+        return None if found is None else found[0, 0, 0]
 
     def _index(self, block: RowBlock) -> slice | torch.Tensor:
         """The block's queries; a slice wherever they are neighbours."""
@@ -182,7 +170,7 @@ def make_group(
     values = None
     if with_values and problem.v is not None:
         values = problem.cast(_of_heads(problem.v[batch].detach(), shared))
-    factor = problem.scale / problem.temperature / (problem.softcap or 1.0)
+    scale = problem.scale / problem.temperature
     first, stop = _host_row(mask.first, batch)[queries], _host_row(mask.stop, batch)[queries]
     offset = None if mask.offset is None else int(_host_row(mask.offset, batch))
     positions = None if offset is None else rows + offset
@@ -194,7 +182,7 @@ def make_group(
         q=q,
         keys=keys,
         values=values,
-        factor=factor,
+        scale=scale,
         softcap=problem.softcap,
         slopes=_slopes(problem, mask, heads),
         sinks=_sinks(problem, heads),
@@ -204,9 +192,9 @@ def make_group(
         bounds=torch.as_tensor(np.stack([first, stop]).astype(np.int32), device=problem.device),
         offset=offset,
         positions=positions,
-        places=None if positions is None else problem.cast(positions),
+        positions_float=None if positions is None else problem.cast(positions),
         by_interval=mask.by_interval,
-        guarded=_may_overflow(q, keys, factor),
+        may_be_nonfinite=_may_overflow(q, keys, scale / (problem.softcap or 1.0)),
     )
 
 
@@ -215,22 +203,24 @@ def top_key_of(group: HeadGroup, index: int, row: int) -> int:
 
     Each logit is summed by itself, so that equal keys have equal logits wherever they stand.
     """
-    query = group.q[index, row].to(group.device, torch.float64) * group.factor
+    query = group.q[index, row].to(group.device, torch.float64)
     best, best_key = -torch.inf, 0
     low, high = int(group.first[row]), int(group.stop[row])
     block = RowBlock(row, row + 1, ())
     for start in range(low, high, _KEYS_AT_ONCE):
         tile = Tile(start, min(start + _KEYS_AT_ONCE, high), True, True)
         keys = group.keys[index, :, tile.start : tile.stop].T.to(torch.float64)
-        logits = (keys * query).sum(-1)  # (keys,)
-        if group.softcap is not None:
-            logits = torch.tanh(logits) * group.softcap
-        logits = logits + group.bias(index, block, tile)
-        visible = group.visible(block, tile).expand(len(group.heads), -1, -1)[index, 0]
-        logits = torch.where(visible & ~torch.isnan(logits), logits, -torch.inf)
-        top, place = logits.max(0)
-        if float(top) > best:
-            best, best_key = float(top), tile.start + int(place)
+        masked = logits_of_scores(
+            (keys * query).sum(-1),
+            scale=group.scale,
+            temperature=1.0,
+            softcap=group.softcap,
+            visible=group.visible(block, tile).expand(len(group.heads), -1, -1)[index, 0],
+            bias=group.bias(index, block, tile),
+        ).masked  # (keys,)
+        largest, key = masked.nan_to_num(-torch.inf, torch.inf, -torch.inf).max(0)
+        if float(largest) > best:
+            best, best_key = float(largest), tile.start + int(key)
     return best_key
 
 

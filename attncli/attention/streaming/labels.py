@@ -14,13 +14,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from attncli.attention.streaming.single_keys import Share
-    from attncli.attention.streaming.stream import HeadRows
+from attncli.attention.streaming.shares import Share
+from attncli.attention.streaming.stream import HeadRows
 
 
 class Label(StrEnum):

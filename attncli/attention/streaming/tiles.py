@@ -4,27 +4,24 @@ A tile is scored, masked and exponentiated in two buffers that stay in the secon
 each of its rows a few sums are kept, to be merged once the rows have seen all their tiles. With
 s the logits of a row in one tile, t their maximum and r the reference that was subtracted:
 
-    total = Σ e^(s−r),  moment = Σ e^(s−r)·(s−r),  reach = Σ e^(s−r)·|p−j|
+    sum_exp = Σ e^(s−r),  sum_exp_shifted = Σ e^(s−r)·(s−r),  distance_sum = Σ e^(s−r)·|p−j|
 
-Where a group is `binary`, s and r are in units of ln 2 and powers are of 2, until tiles are merged.
+With `base2_logits`, s and r are in units of ln 2 and powers are of 2, until tiles are merged.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
-from attncli.attention.streaming.exponential import LOG2_E, exponential
+from attncli.attention.streaming.head_group import HeadGroup
+from attncli.attention.streaming.intervals import RowBlock, Tile
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from attncli.attention.streaming.head_group import HeadGroup
-    from attncli.attention.streaming.intervals import RowBlock, Tile
+LOG2_E = 1.4426950408889634
 
 # Half of these keys would stay in a second-level cache of 2 MiB, a tenth faster in one thread. In
 # two threads this is a fifth faster, since Python's lock changes hands after every operation.
@@ -38,16 +35,17 @@ class Gather:
     """Which sums the tiles of a run have to keep.
 
     Attributes:
-        crown: hold the largest weight of each tile apart from the others. Nearly one-hot rows
-            then keep their entropy's leading digits, of which float64 has enough to be worth it.
-        place: note where the largest logit stands.
-        reach: sum the distances; needs positions.
-        output: sum the values.
+        separate_max: hold the largest weight of each tile apart from the others. Nearly one-hot
+            rows then keep their entropy's leading digits, of which float64 has enough to be
+            worth it. Needs the top key.
+        top_key: note where the largest logit stands.
+        distance: sum the distances; needs positions.
+        output: sum the values, which have to be finite.
     """
 
-    crown: bool
-    place: bool
-    reach: bool
+    separate_max: bool
+    top_key: bool
+    distance: bool
     output: bool
 
 
@@ -56,23 +54,24 @@ class TileSums:
     """Sums of G × R rows over T tiles, each (T, G, R).
 
     Attributes:
-        top: largest logit, −inf where a row sees nothing of the tile.
-        reference: what was subtracted before the exponential; `top` itself, or the running
+        tile_max: largest logit, −inf where a row sees nothing of the tile.
+        reference: what was subtracted before the exponential; `tile_max` itself, or the running
             maximum where an output is summed along.
-        total, moment, reach: as above; `total` without the largest weight under `Gather.crown`.
-        place: index of the largest logit on the key axis; None if not gathered.
+        sum_exp, sum_exp_shifted, distance_sum: as above; `sum_exp` without the largest weight
+            under `Gather.separate_max`, `distance_sum` None if not gathered.
+        top_key: index of the largest logit on the key axis; None if not gathered.
         seen: int64 (G | 1, R), visible keys so far.
         nonfinite: bool (G, R), whether a visible logit was NaN or infinite.
         output: (G, R, d_v), relative to the last reference; None if not gathered.
         tiles: how many of the T tiles hold something.
     """
 
-    top: torch.Tensor
+    tile_max: torch.Tensor
     reference: torch.Tensor
-    total: torch.Tensor
-    moment: torch.Tensor
-    reach: torch.Tensor | None
-    place: torch.Tensor | None
+    sum_exp: torch.Tensor
+    sum_exp_shifted: torch.Tensor
+    distance_sum: torch.Tensor | None
+    top_key: torch.Tensor | None
     seen: torch.Tensor
     nonfinite: torch.Tensor
     output: torch.Tensor | None
@@ -80,22 +79,34 @@ class TileSums:
 
     @classmethod
     def none_yet(cls, group: HeadGroup, block: RowBlock, gather: Gather) -> TileSums:
-        """Room for the tiles of a block."""
+        """Room for the tiles of a block, and for one where there are none."""
         heads, rows = len(group.heads), block.stop - block.start
-        shape = (5, len(block.tiles), heads, rows)
-        top, reference, total, moment, reach = group.keys.new_empty(shape)
-        device = group.device
+        shape, device = (max(1, len(block.tiles)), heads, rows), group.device
+        tile_max, reference, sum_exp, sum_exp_shifted, distance = group.keys.new_empty(5, *shape)
+        top_key = torch.empty(shape, dtype=torch.int64, device=device) if gather.top_key else None
+        output = None
+        if gather.output:
+            assert group.values is not None
+            output = group.keys.new_zeros(heads, rows, group.values.shape[2])
         return cls(
-            top,
+            tile_max,
             reference,
-            total,
-            moment,
-            reach if gather.reach else None,
-            torch.empty(shape[1:], dtype=torch.int64, device=device) if gather.place else None,
+            sum_exp,
+            sum_exp_shifted,
+            distance_sum=distance if gather.distance else None,
+            top_key=top_key,
             seen=torch.zeros(1, rows, dtype=torch.int64, device=device),
             nonfinite=torch.zeros(heads, rows, dtype=torch.bool, device=device),
-            output=_no_output(group, heads, rows) if gather.output else None,
+            output=output,
         )
+
+    def add_empty_tile(self) -> None:
+        """One tile of which no row sees anything."""
+        self.tile_max[0], self.reference[0] = -torch.inf, torch.finfo(self.reference.dtype).min
+        for part in (self.sum_exp, self.sum_exp_shifted, self.distance_sum, self.top_key):
+            if part is not None:
+                part[0] = 0
+        self.tiles = 1
 
 
 @dataclass(slots=True)
@@ -170,8 +181,8 @@ def sum_tiles(group: HeadGroup, block: RowBlock, gather: Gather, work: Workspace
         work: buffers of at least G × rows × TILE_KEYS cells.
     """
     sums = TileSums.none_yet(group, block, gather)
-    queries = group.scaled_queries(block.start, block.stop, LOG2_E if group.binary else 1.0)
-    power = torch.exp2 if group.binary else exponential
+    queries = group.scaled_queries(block.start, block.stop, LOG2_E if group.base2_logits else 1.0)
+    power = torch.exp2 if group.base2_logits else exponential
     for tile in block.tiles:
         logits, weights = work.tile(group, block.stop - block.start, tile.stop - tile.start)
         seen = score_tile(group, block, tile, queries, logits, work)
@@ -180,17 +191,23 @@ def sum_tiles(group: HeadGroup, block: RowBlock, gather: Gather, work: Workspace
         sums.seen = sums.seen + seen
         _subtract_maximum(group, sums, tile, logits, seen, gather)
         power(logits, out=weights)
-        if group.guarded or not isinstance(seen, int):  # 0 · ∞ is NaN
+        if group.may_be_nonfinite or not isinstance(seen, int):  # 0 · ∞ is NaN
             logits.clamp_(min=torch.finfo(logits.dtype).min)
-        torch.sum(logits.mul_(weights), -1, out=sums.moment[sums.tiles])
+        torch.sum(logits.mul_(weights), -1, out=sums.sum_exp_shifted[sums.tiles])
         if sums.output is not None:
             _add_values(group, sums, tile, weights, power)
-        torch.sum(weights, -1, out=sums.total[sums.tiles])
-        if sums.reach is not None:
+        torch.sum(weights, -1, out=sums.sum_exp[sums.tiles])
+        if sums.distance_sum is not None:
             _add_distances(group, sums, block, tile, work, weights, logits)
-        if sums.place is not None:
-            _note_place(sums, tile, weights, gather)
+        if sums.top_key is not None:
+            top_key = sums.top_key[sums.tiles]
+            if gather.separate_max:
+                weights.scatter_(-1, top_key[..., None], 0.0)
+                torch.sum(weights, -1, out=sums.sum_exp[sums.tiles])
+            top_key += tile.start
         sums.tiles += 1
+    if not sums.tiles:
+        sums.add_empty_tile()
     return sums
 
 
@@ -239,7 +256,7 @@ def _hide_by_interval(
         return width
     first, stop = group.intervals(block, tile)  # of each row, relative to the tile
     edges = work.edges(first, stop, width)
-    if group.guarded:  # NaN − ∞ is NaN
+    if group.may_be_nonfinite:  # NaN − ∞ is NaN
         logits.masked_fill_(torch.isneginf(edges), -torch.inf)
     else:
         logits += edges
@@ -256,19 +273,19 @@ def _subtract_maximum(
 ) -> None:
     """Note the largest logit of each row, and subtract the reference."""
     index, candidates = sums.tiles, logits
-    if group.guarded:
+    if group.may_be_nonfinite:
         hidden = tile.stop - tile.start - seen
         broken = torch.isnan(logits)
         sums.nonfinite |= (broken | torch.isposinf(logits)).any(-1)
         sums.nonfinite |= torch.isneginf(logits).sum(-1) > hidden
         candidates = torch.where(broken, -torch.inf, logits)
-    top, reference = sums.top[index], sums.reference[index]
-    if sums.place is None:
-        torch.amax(candidates, -1, out=top)
+    tile_max, reference = sums.tile_max[index], sums.reference[index]
+    if sums.top_key is None:
+        torch.amax(candidates, -1, out=tile_max)
     else:
-        torch.max(candidates, -1, out=(top, sums.place[index]))
+        torch.max(candidates, -1, out=(tile_max, sums.top_key[index]))
     # A row that sees nothing of the tile has −inf here, and −inf − (−inf) is NaN.
-    torch.clamp(top, min=torch.finfo(top.dtype).min, out=reference)
+    torch.clamp(tile_max, min=torch.finfo(tile_max.dtype).min, out=reference)
     if gather.output and index:
         torch.maximum(reference, sums.reference[index - 1], out=reference)
     logits -= reference[..., None]
@@ -299,31 +316,27 @@ def _add_distances(
     scratch: torch.Tensor,
 ) -> None:
     """Sum e^(s−r)·|p − j|; keys all on one side of the rows need no |p − j| of each cell."""
-    assert sums.reach is not None
-    reach, width = sums.reach[sums.tiles], tile.stop - tile.start
+    assert sums.distance_sum is not None
+    distance, width = sums.distance_sum[sums.tiles], tile.stop - tile.start
     lowest, highest = group.position_range(block)
     if lowest < tile.stop - 1 and highest > tile.start:
         torch.mul(weights, work.distances(group, block, tile), out=scratch)
-        torch.sum(scratch, -1, out=reach)
+        torch.sum(scratch, -1, out=distance)
         return
     before = lowest >= tile.stop - 1
     steps = work.downwards[-width:] if before else work.upwards[:width]
     gap = group.relative_positions(block, tile.stop - 1 if before else tile.start).abs_()
     column = steps[None, :, None].expand(len(weights), -1, -1)  # (G, keys, 1)
-    torch.bmm(weights, column, out=reach[..., None])
-    reach.addcmul_(gap, sums.total[sums.tiles])
+    torch.bmm(weights, column, out=distance[..., None])
+    distance.addcmul_(gap, sums.sum_exp[sums.tiles])
 
 
-def _note_place(sums: TileSums, tile: Tile, weights: torch.Tensor, gather: Gather) -> None:
-    """Turn the place in the tile into a key, and leave the largest weight out of the total."""
-    assert sums.place is not None
-    place = sums.place[sums.tiles]
-    if gather.crown:
-        weights.scatter_(-1, place[..., None], 0.0)
-        torch.sum(weights, -1, out=sums.total[sums.tiles])
-    place += tile.start
+def exponential(values: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """e^x of each value, float32 or float64, by way of exp2; in `out` where it is given.
 
-
-def _no_output(group: HeadGroup, heads: int, rows: int) -> torch.Tensor:
-    assert group.values is not None
-    return group.keys.new_zeros(heads, rows, group.values.shape[2])
+    On CPUs torch hands `exp` to a library that takes three times as long, and seventy times as
+    long where results are denormal, which weights far below a row's largest are all the time. The
+    detour costs a relative error of |x| half ulps: nothing, where results get small as |x| gets
+    large. It also spares us torch.set_flush_denormal, which is a setting of the whole process.
+    """
+    return torch.mul(values, LOG2_E, out=out).exp2_()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attncli.attention.crew import in_threads
+from attncli.attention.threads import map_ranges
 from attncli.attention.variance.sides import TILE_ROWS, Side
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def interval_sums(
         # Tiles are kept by each chunk for itself.
         return _chunk_sums(replace(queries), replace(keys), first, stop, at, end)
 
-    totals = torch.stack(in_threads(sums_of, bounds)).sum(0) if bounds else torch.zeros(2)
+    totals = torch.stack(map_ranges(sums_of, bounds)).sum(0) if bounds else torch.zeros(2)
     shift, squares = totals.tolist()
     return CellSums(int((stop - first).sum()), shift, squares, _origin(queries))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attncli.attention.crew import in_threads
+from attncli.attention.threads import map_ranges
 
 # Rows read, cast and centred at a time: 8192 × 128 float32 are 4 MiB.
 TILE_ROWS = 8192
@@ -92,7 +92,7 @@ def side_moments(side: Side) -> SideMoments | None:
     near = centre.to(side.dtype)
     whole = len(side) if side.device.type != "cpu" else _CHUNK_TILES * TILE_ROWS
     bounds = [(at, min(at + whole, len(side))) for at in range(0, len(side), whole)]
-    sums = torch.stack(in_threads(lambda at, end: _sums(side, near, at, end), bounds)).sum(0)
+    sums = torch.stack(map_ranges(lambda at, end: _sums(side, near, at, end), bounds)).sum(0)
     first, second = sums[0], sums[1:]
     rest = first / len(side)
     covariance = second / len(side) - torch.outer(rest, rest)

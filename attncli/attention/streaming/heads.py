@@ -1,18 +1,18 @@
-"""From the rows of a head to one record."""
+"""From the rows of a head to one record, or to estimates where they are a sample."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from attncli.attention.crew import one_torch_thread
+from attncli.attention.problem import Problem
 from attncli.attention.streaming.labels import LabelScores, Thresholds, choose_label, score_labels
-
-if TYPE_CHECKING:
-    from attncli.attention.streaming.stream import HeadRows
+from attncli.attention.streaming.stream import HeadRows
+from attncli.attention.threads import single_threaded_torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,19 @@ class HeadStatistics:
     scores: LabelScores
 
 
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over all rows of a head, estimated from some of them.
+
+    Attributes:
+        mean: unbiased.
+        standard_error: of the mean, 0 where all rows were looked at; None from a single row.
+    """
+
+    mean: float
+    standard_error: float | None
+
+
 def head_statistics(rows: HeadRows, thresholds: Thresholds | None = None) -> HeadStatistics:
     """Sum up the rows of one head.
 
@@ -75,7 +88,7 @@ def head_statistics(rows: HeadRows, thresholds: Thresholds | None = None) -> Hea
         rows: as `stream_rows` yields them.
         thresholds: of the labels.
     """
-    with one_torch_thread(rows.keys.device):
+    with single_threaded_torch(rows.keys.device):
         return _head_statistics(rows, thresholds)
 
 
@@ -136,6 +149,51 @@ def row_columns(rows: HeadRows) -> dict[str, torch.Tensor]:
     if rows.distance is not None:
         columns["distance"] = rows.distance[some]
     return columns
+
+
+def draw_rows(problem: Problem, count: int, seed: int) -> list[NDArray[np.int64]]:
+    """The rows of a sample, ascending int64, one array per batch."""
+    rng = np.random.default_rng(seed)
+    chosen = []
+    for batch in range(problem.sizes.batch):
+        real = problem.mask.real_queries(batch)
+        drawn = rng.choice(real, min(count, real), replace=False)
+        chosen.append(np.sort(drawn).astype(np.int64))
+    return chosen
+
+
+def estimates_of(rows: HeadRows, queries: int) -> dict[str, Estimate]:
+    """Estimates of the means of one head; columns without a row in the sample are left out.
+
+    Args:
+        rows: the sample.
+        queries: how many real queries the head has.
+    """
+    return {
+        name: estimate(values, len(rows.queries), queries)
+        for name, values in row_columns(rows).items()
+        if len(values)
+    }
+
+
+def estimate(values: torch.Tensor, sampled: int, queries: int) -> Estimate:
+    """Mean and standard error from the rows of a sample that have a value.
+
+    Args:
+        values: float64 (n,), n ≥ 1.
+        sampled: rows drawn, with or without a value.
+        queries: rows there are.
+
+    Source: Cochran, "Sampling Techniques" (1977), 2.6 and 2.12: s/√n · √(1 − sampled/queries),
+    s² with the divisor n − 1, also for the mean of a domain, such as the rows that are not empty.
+    """
+    mean = float(values.mean())
+    unseen = 1 - sampled / queries
+    if unseen == 0:
+        return Estimate(mean, 0.0)
+    if len(values) == 1:
+        return Estimate(mean, None)
+    return Estimate(mean, math.sqrt(float(values.var()) / len(values) * unseen))
 
 
 def _mean(values: torch.Tensor) -> float | None:

@@ -22,7 +22,7 @@ Work = TypeVar("Work")
 Result = TypeVar("Result")
 
 
-def share_out(
+def parallel_map(
     function: Callable[[Work, Tool], Result],
     pieces: Sequence[Work],
     make_tool: Callable[[], Tool],
@@ -34,7 +34,7 @@ def share_out(
         function: what to do with a piece; it may change its tool.
         pieces: independent of each other.
         make_tool: makes what one thread works with.
-        workers: how many threads work, as `one_torch_thread` gives it.
+        workers: how many threads work, as `single_threaded_torch` gives it.
     """
     workers = min(workers, len(pieces))
     if workers <= 1:
@@ -67,7 +67,7 @@ def _in_pool(
 
 
 @contextmanager
-def one_torch_thread(device: torch.device) -> Iterator[int]:
+def single_threaded_torch(device: torch.device) -> Iterator[int]:
     """Keep torch from splitting operations, and give it back its threads afterwards.
 
     Gives the number of threads that may work instead: as many as torch would have used on CPUs;
@@ -85,12 +85,12 @@ def one_torch_thread(device: torch.device) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def in_threads(
+def map_ranges(
     work: Callable[[int, int], Result], bounds: Sequence[tuple[int, int]]
 ) -> list[Result]:
     """The results of work on each pair of bounds, in order, a thread each on CPUs.
 
     How many threads there are changes no result.
     """
-    with one_torch_thread(torch.device("cpu")) as workers:
-        return list(share_out(lambda pair, _: work(*pair), bounds, lambda: None, workers))
+    with single_threaded_torch(torch.device("cpu")) as workers:
+        return list(parallel_map(lambda pair, _: work(*pair), bounds, lambda: None, workers))

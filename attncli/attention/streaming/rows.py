@@ -1,0 +1,200 @@
+"""From the sums of tiles to the statistics of whole rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from attncli.attention.streaming.tiles import TileSums, exponential
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStatistics:
+    """What is known of rows, (G, R) for the heads of a group or (R,) for one of them.
+
+    Floats are float64, and NaN where a row has no such value: an empty row has none.
+
+    Attributes:
+        keys: int64, number of visible keys.
+        entropy_nats: of all outcomes: the visible keys and the sink, if there is one.
+        max_weight: the largest weight of a visible key.
+        max_logit: the largest that is not NaN; NaN where there is no other.
+        top_key: int64, the key it belongs to, −1 in empty rows; None if not asked for.
+        logsumexp: of the visible keys alone.
+        row_max: the larger of the largest logit and the sink.
+        sum_exp_minus_1: Σ e^(s − row_max) − 1 over all outcomes, so that a weight is
+            e^(s − row_max) / (1 + sum_exp_minus_1).
+        sink_weight: what the sink logit takes; None without one.
+        distance: Σ w·|p − j|; None where positions are not defined.
+        empty: bool, whether the query sees no key.
+        nonfinite: bool, whether a visible logit is NaN or infinite.
+        output: (G, R, d_v), in the dtype of arithmetic, 0 in empty rows; None if not asked for.
+    """
+
+    keys: torch.Tensor
+    entropy_nats: torch.Tensor
+    max_weight: torch.Tensor
+    max_logit: torch.Tensor
+    top_key: torch.Tensor | None
+    logsumexp: torch.Tensor
+    row_max: torch.Tensor
+    sum_exp_minus_1: torch.Tensor
+    sink_weight: torch.Tensor | None
+    distance: torch.Tensor | None
+    empty: torch.Tensor
+    nonfinite: torch.Tensor
+    output: torch.Tensor | None
+
+    @property
+    def outcomes(self) -> torch.Tensor:
+        """Int64: visible keys, and the sink where there is one; 0 in empty rows."""
+        with_sink = 0 if self.sink_weight is None else 1
+        return (self.keys + with_sink).masked_fill(self.empty, 0)
+
+    def of_head(self, index: int) -> dict[str, Any]:
+        """The fields of one head of the group."""
+        whole = {part.name: getattr(self, part.name) for part in fields(RowStatistics)}
+        return {name: None if value is None else value[index] for name, value in whole.items()}
+
+
+def finish_rows(
+    sums: TileSums, separate_max: bool, sinks: torch.Tensor | None, base2_logits: bool = False
+) -> RowStatistics:
+    """Merge the tiles of a block of rows.
+
+    Args:
+        sums: of the tiles.
+        separate_max: whether `sum_exp` leaves out the largest weight of each tile.
+        sinks: float64 (G, 1), logits that join the denominator; None for none.
+        base2_logits: whether logits are in units of ln 2.
+
+    Source: entropy H = ln Σe^(s−m) − Σe^(s−m)(s−m) / Σe^(s−m), from H = −Σ w ln w.
+    """
+    keys = sums.seen.expand(sums.nonfinite.shape)
+    empty = keys == 0
+    merged = _merge_tiles(sums, separate_max, base2_logits)
+    joined = merged if sinks is None else _join_sink(merged, sinks)
+    shrink = exponential(merged.row_max - joined.row_max)  # 1 without a sink
+    largest = shrink / (1 + joined.sum_exp_minus_1)
+    spread = joined.sum_exp_shifted / (1 + joined.sum_exp_minus_1)
+    entropy = torch.log1p(joined.sum_exp_minus_1) - spread
+    outcomes = (keys + (sinks is not None)).to(torch.float64)
+    entropy = torch.minimum(entropy.clamp(min=0.0), torch.log(outcomes)) + 0.0  # never −0.0
+
+    def of_rows(values: torch.Tensor) -> torch.Tensor:
+        return values.masked_fill(empty, torch.nan)
+
+    return RowStatistics(
+        keys=keys,
+        entropy_nats=of_rows(entropy),
+        max_weight=of_rows(largest),
+        max_logit=of_rows(merged.row_max.masked_fill(merged.lost, torch.nan)),
+        top_key=_top_key(sums, merged, empty),
+        logsumexp=of_rows(merged.row_max + torch.log1p(merged.sum_exp_minus_1)),
+        row_max=joined.row_max,
+        sum_exp_minus_1=joined.sum_exp_minus_1,
+        sink_weight=None if sinks is None else of_rows(_weight_of(sinks, joined)),
+        distance=None if merged.distance is None else of_rows(merged.distance * largest),
+        empty=empty,
+        nonfinite=sums.nonfinite | (torch.isneginf(merged.row_max) & ~empty),
+        output=_output(sums, largest, empty),
+    )
+
+
+def concatenate(blocks: Sequence[RowStatistics]) -> RowStatistics:
+    """The statistics of several blocks of rows, one after another."""
+    whole: dict[str, Any] = {}
+    for field in fields(RowStatistics):
+        values = [getattr(block, field.name) for block in blocks]
+        whole[field.name] = None if values[0] is None else torch.cat(values, 1)
+    return RowStatistics(**whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """Sums over the outcomes of a row relative to its largest logit, float64 (G, R).
+
+    Attributes:
+        row_max: the largest logit.
+        sum_exp_minus_1: Σ e^(s − row_max) − 1. Of a nearly one-hot row this is all that counts,
+            and beside the 1 it would lose its digits.
+        sum_exp_shifted: Σ e^(s − row_max)·(s − row_max).
+        distance: Σ e^(s − row_max)·|p − j|; None where positions are not defined.
+        best_tile: int64, index of the first tile that holds the largest logit.
+        lost: bool, whether every visible logit is NaN.
+    """
+
+    row_max: torch.Tensor
+    sum_exp_minus_1: torch.Tensor
+    sum_exp_shifted: torch.Tensor
+    distance: torch.Tensor | None
+    best_tile: torch.Tensor
+    lost: torch.Tensor
+
+
+def _merge_tiles(sums: TileSums, separate_max: bool, base2_logits: bool) -> _Merged:
+    tiles, unit = slice(sums.tiles), math.log(2) if base2_logits else 1.0
+    tile_max, reference, sum_exp, shifted = (
+        part[tiles].to(torch.float64) * scale
+        for part, scale in (
+            (sums.tile_max, unit),
+            (sums.reference, unit),
+            (sums.sum_exp, 1.0),
+            (sums.sum_exp_shifted, unit),
+        )
+    )  # (T, G, R)
+    row_max, best = tile_max.max(0)
+    finite_max = row_max.clamp(min=torch.finfo(sums.tile_max.dtype).min)
+    shift = (reference - finite_max).clamp(min=-1e5)  # e^−1e5 is 0, and 0 · ∞ would be NaN
+    shrink = exponential(shift)
+    # What each tile's largest logit weighs, where its sum leaves it out. That of the best tile is
+    # the 1 which sum_exp_minus_1 does not count.
+    apart = exponential(tile_max - reference) if separate_max else torch.zeros_like(sum_exp)
+    shifted = (shrink * (shifted + shift * (sum_exp + apart))).sum(0)
+    others = (shrink * apart).scatter(0, best[None], 0.0)
+    minus_1 = (shrink * sum_exp + others).sum(0) - (0.0 if separate_max else 1.0)
+    hopeless = torch.isneginf(row_max)
+    distance = None if sums.distance_sum is None else (shrink * sums.distance_sum[tiles]).sum(0)
+    return _Merged(
+        row_max=row_max,
+        sum_exp_minus_1=minus_1.masked_fill(hopeless, torch.nan),
+        sum_exp_shifted=shifted,
+        distance=distance,
+        best_tile=best,
+        lost=hopeless & torch.isnan(sum_exp).any(0),
+    )
+
+
+def _join_sink(keys: _Merged, sinks: torch.Tensor) -> _Merged:
+    """Let one more outcome into the sums."""
+    row_max = torch.maximum(keys.row_max, sinks)
+    of_keys, of_sink = exponential(keys.row_max - row_max), exponential(sinks - row_max)
+    above = keys.row_max - row_max
+    behind = keys.sum_exp_minus_1 + of_sink
+    in_front = of_keys * (1 + keys.sum_exp_minus_1)
+    minus_1 = torch.where(keys.row_max >= sinks, behind, in_front)
+    shifted = of_keys * (keys.sum_exp_shifted + above.clamp(min=-1e5) * (1 + keys.sum_exp_minus_1))
+    shifted = shifted + of_sink * (sinks - row_max).clamp(min=-1e5)
+    return _Merged(row_max, minus_1, shifted, keys.distance, keys.best_tile, keys.lost)
+
+
+def _weight_of(logit: torch.Tensor, joined: _Merged) -> torch.Tensor:
+    return exponential(logit - joined.row_max) / (1 + joined.sum_exp_minus_1)
+
+
+def _top_key(sums: TileSums, merged: _Merged, empty: torch.Tensor) -> torch.Tensor | None:
+    if sums.top_key is None:
+        return None
+    keys = sums.top_key[: sums.tiles].gather(0, merged.best_tile[None])[0]  # (G, R)
+    return keys.masked_fill(empty | merged.lost, -1)
+
+
+def _output(sums: TileSums, largest: torch.Tensor, empty: torch.Tensor) -> torch.Tensor | None:
+    if sums.output is None:
+        return None
+    output = sums.output * largest[..., None].to(sums.output.dtype)
+    return output.masked_fill(empty[..., None], 0.0)
