@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from attncli.errors import UsageError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # help and usage errors do without NumPy
     import numpy as np
     from numpy.typing import NDArray
 
@@ -51,6 +51,49 @@ class Precision(StrEnum):
     FLOAT64 = "float64"
 
 
+class Kind(StrEnum):
+    """What values an option takes: how a command line, a bundle and Python callers spell them."""
+
+    NUMBER = "number"
+    WHOLE = "whole number"
+    FLAG = "true or false"
+    OFFSET = "corner, whole number or list of them"
+    LENGTHS = "list of whole numbers"
+    IDS = "list of integer ids"  # or a file of them
+    LOGITS = "list of numbers"  # or a file of them
+    ARRAY = "file of an array"
+    CHOICE = "one of its choices"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is said of an option, once for all who offer it.
+
+    Attributes:
+        help: what it does, in a line that names other options as messages do.
+        metavar: what stands for its value in help; None for the name of its type.
+        kind: what values it takes; None where the type of its field says it all.
+        names: how it is typed; empty for "--" and its field's name.
+        minimum, maximum: limits of a number.
+        declarable: whether a bundle may declare it for a group.
+        positional: whether it is an argument, which is not named.
+    """
+
+    help: str
+    metavar: str | None = None
+    kind: Kind | None = None
+    names: tuple[str, ...] = ()
+    minimum: int | None = None
+    maximum: int | None = None
+    declarable: bool = True
+    positional: bool = False
+
+
+def option(default: Any, help: str, *args: Any, **told: Any) -> Any:
+    """A field of a dataclass that is an option; arguments after the default as for `Told`."""
+    return field(default=default, metadata={"told": Told(help, *args, **told)})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOptions:
     """Everything beside Q, K and V that decides what attention computes.
@@ -76,22 +119,51 @@ class AttentionOptions:
         sinks: one logit per query head, (H,), that joins the softmax denominator.
     """
 
-    scale: float | None = None
-    temperature: float = 1.0
-    softcap: float | None = None
-    causal: bool = False
-    query_offset: Corner | int | tuple[int, ...] | None = None
-    left_window: int | None = None
-    right_window: int | None = None
-    prefix: int | None = None
-    key_lengths: tuple[int, ...] | None = None
-    query_lengths: tuple[int, ...] | None = None
-    key_padding: NDArray[Any] | None = None
-    attn_mask: NDArray[Any] | None = None
-    mask_true: MaskTrue = MaskTrue.KEEP
-    segments: NDArray[Any] | None = None
-    alibi: bool = False
-    sinks: NDArray[np.float64] | None = None
+    scale: float | None = option(
+        None, "Multiply the scores by X. [default: 1/√d_k]", "X", Kind.NUMBER
+    )
+    temperature: float = option(1.0, "Divide the scaled scores by T.", "T", Kind.NUMBER)
+    softcap: float | None = option(None, "C·tanh(scaled/C), before the mask.", "C", Kind.NUMBER)
+    causal: bool = option(False, "Key j is visible to position p iff j ≤ p.", None, Kind.FLAG)
+    query_offset: Corner | int | tuple[int, ...] | None = option(
+        None,
+        "Position of query 0 on the key axis. [default: 0 where S_q = S_k]",
+        "top-left|bottom-right|N[,N…]",
+        Kind.OFFSET,
+    )
+    left_window: int | None = option(
+        None, "Hide keys before p − L; L excludes the query.", "L", Kind.WHOLE
+    )
+    right_window: int | None = option(None, "Hide keys after p + R.", "R", Kind.WHOLE)
+    prefix: int | None = option(
+        None, "With «causal»: every query sees the first P keys.", "P", Kind.WHOLE
+    )
+    key_lengths: tuple[int, ...] | None = option(
+        None, "Real keys, one number or per batch.", "N[,N…]", Kind.LENGTHS
+    )
+    query_lengths: tuple[int, ...] | None = option(
+        None, "Real queries, likewise.", "N[,N…]", Kind.LENGTHS
+    )
+    key_padding: NDArray[Any] | None = option(
+        None, "Boolean (B, S_k), True = real key.", "FILE", Kind.ARRAY, declarable=False
+    )
+    attn_mask: NDArray[Any] | None = option(
+        None, "Boolean, or floats that are added.", "FILE", Kind.ARRAY, declarable=False
+    )
+    mask_true: MaskTrue = option(
+        MaskTrue.KEEP,
+        "What True means in a boolean «attn_mask». [default: keep]",
+        None,
+        Kind.CHOICE,
+        declarable=False,
+    )
+    segments: NDArray[Any] | None = option(
+        None, "Document of each key: no leaks.", "FILE|ID,ID,…", Kind.IDS
+    )
+    alibi: bool = option(False, "Add the bias −mₕ·|p − j|.", None, Kind.FLAG)
+    sinks: NDArray[np.float64] | None = option(
+        None, "A logit per head in the denominator.", "FILE|X,X,…", Kind.LOGITS
+    )
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense for any tensors.
@@ -100,36 +172,30 @@ class AttentionOptions:
             UsageError: naming the option, what it takes and what it got.
         """
         if self.scale is not None and not math.isfinite(self.scale):
-            raise UsageError("--scale", f"expected a finite number, got {self.scale}")
+            raise UsageError("«scale»", f"expected a finite number, got {self.scale}")
         for name in ("temperature", "softcap"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise UsageError(f"--{name}", f"expected a finite number above 0, got {value}")
+                raise UsageError(f"«{name}»", f"expected a finite number above 0, got {value}")
         for name in ("left_window", "right_window", "prefix"):
             _refuse_negative(name, getattr(self, name))
         for name in ("key_lengths", "query_lengths"):
             for length in getattr(self, name) or ():
                 _refuse_negative(name, length)
         if self.prefix is not None and not self.causal:
-            raise UsageError("--prefix", "expected --causal beside it, got --prefix alone")
+            raise UsageError("«prefix»", "expected «causal» beside it, got «prefix» alone")
 
     @property
     def needs_positions(self) -> list[str]:
         """The options in use that cannot be read without knowing where query 0 stands."""
-        used = {
-            "--causal": self.causal,
-            "--left-window": self.left_window is not None,
-            "--right-window": self.right_window is not None,
-            "--segments": self.segments is not None,
-            "--alibi": self.alibi,
-        }
-        return [option for option, given in used.items() if given]
+        names = ("causal", "left_window", "right_window", "segments", "alibi")
+        return [name for name in names if getattr(self, name) not in (None, False)]
 
 
-OPTION_NAMES = tuple(field.name for field in fields(AttentionOptions))
+OPTIONS = {entry.name: entry.metadata["told"] for entry in fields(AttentionOptions)}
+OPTION_NAMES = tuple(OPTIONS)
 
 
 def _refuse_negative(name: str, value: int | None) -> None:
     if value is not None and value < 0:
-        option = "--" + name.replace("_", "-")
-        raise UsageError(option, f"expected a whole number of at least 0, got {value}")
+        raise UsageError(f"«{name}»", f"expected a whole number of at least 0, got {value}")

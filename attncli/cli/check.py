@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.attention.options import Precision
 from attncli.cli.command import command
-from attncli.cli.options import FileOptions, ShapeOptions, WorkOptions, make_printer
+from attncli.cli.options import WorkOptions, make_printer
 from attncli.errors import CheckFailedError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from attncli.analysis.attention_arguments import AttentionArguments
     from attncli.attention.check.candidate import Candidate
     from attncli.attention.check.compare import Comparison
     from attncli.attention.check.hypotheses import Hypothesis
     from attncli.attention.problem import Problem
     from attncli.cli.emit import Record
-    from attncli.cli.shape import Shape
     from attncli.report.printer import Printer
 
 TARGETS = ("output", "weights", "logsumexp")
@@ -70,7 +71,7 @@ def register(app: typer.Typer) -> None:
 
     @command(app, "check")
     def check(
-        inputs: FileOptions, shape: ShapeOptions, chosen: CheckOptions, work: WorkOptions
+        inputs: FileOptions, shape: AttentionWords, chosen: CheckOptions, work: WorkOptions
     ) -> None:
         """Compare an output with the float64 reference, and name the mistake if it differs.
 
@@ -82,8 +83,8 @@ def register(app: typer.Typer) -> None:
         NDJSON and CSV hold one record per candidate, whose explanation names the mistake; all
         mistakes that were tried are in the JSON document, under data.hypotheses.
         """
-        from attncli.cli.inputs import load_groups
-        from attncli.cli.problems import problem_of, warnings_of
+        from attncli.analysis.inputs import load_groups
+        from attncli.analysis.problems import problem_of, warnings_of
 
         if inputs.wo is not None:
             raise UsageError("--wo", "expected none, got it; an output is checked before W_O")
@@ -97,7 +98,9 @@ def register(app: typer.Typer) -> None:
         # The reference is float64 whatever the size, unless float32 is asked for.
         auto = work.precision is Precision.AUTO
         exact = replace(work, precision=Precision.FLOAT64) if auto else work
-        read, problem = problem_of(groups[0], inputs, shape, exact)
+        read, problem = problem_of(
+            groups[0], inputs, shape, precision=exact.precision, device=exact.device
+        )
         printer.warn(warnings_of(groups[0], read, problem))
         run = _Run(groups[0], read, problem, (inputs, shape, chosen, work), printer)
         if chosen.pair is not None:
@@ -111,9 +114,9 @@ class _Run:
     """One problem, and how to talk about it."""
 
     group: Any
-    shape: Shape
+    shape: AttentionArguments
     problem: Problem
-    given: tuple[FileOptions, ShapeOptions, CheckOptions, WorkOptions]
+    given: tuple[FileOptions, AttentionWords, CheckOptions, WorkOptions]
     printer: Printer
 
     @property
@@ -141,8 +144,8 @@ class _Run:
 
     def read(self, target: str, spec: str) -> tuple[Candidate, Record]:
         """A candidate from a file, and what `inputs` says of it."""
+        from attncli.analysis.inputs import describe, read_tensor
         from attncli.attention.check.candidate import Target, read_candidate
-        from attncli.cli.inputs import describe, read_tensor
 
         tensor, said = read_tensor(spec, f"--actual-{target}", self.inputs.dtype)
         self.printer.warn(said)
@@ -151,7 +154,7 @@ class _Run:
 
     @property
     def params(self) -> Record:
-        from attncli.cli.problems import params_record
+        from attncli.analysis.problems import params_record
 
         return params_record(self.group, self.shape, self.problem)
 

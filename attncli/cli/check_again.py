@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import WorkOptions, defaults_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,10 +40,10 @@ def command_words(
     words = ["attncli", "check"]
     for options in given:
         printed = isinstance(options, WorkOptions)
-        for field in fields(options):
-            value = changes.get(field.name, getattr(options, field.name))
-            if value != field.default and not (printed and field.name in _PRINTING):
-                words += _words(field.name, value)
+        for name, default in defaults_of(options).items():
+            value = changes.get(name, getattr(options, name))
+            if value != default and not (printed and name in _PRINTING):
+                words += _words(name, value)
     return words
 
 

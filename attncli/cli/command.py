@@ -15,11 +15,22 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from attncli.analysis.options import AttentionWords
+from attncli.attention.options import OPTIONS, Kind, MaskTrue, Told
 from attncli.cli.failures import abandon_stdout, explain_failure
 from attncli.cli.parser import Reader, command_class
-from attncli.errors import UsageError
+from attncli.errors import UsageError, on_command_line
 
 Registration = Callable[[Callable[..., None]], Callable[..., None]]
+
+# What Typer makes of an option of each kind; text is read later, when a file may be opened for it.
+WORDS: dict[Kind, Any] = {
+    Kind.NUMBER: float,
+    Kind.WHOLE: int,
+    Kind.FLAG: bool,
+    Kind.CHOICE: MaskTrue,
+    Kind.ARRAY: str,
+} | dict.fromkeys((Kind.OFFSET, Kind.LENGTHS, Kind.IDS, Kind.LOGITS), list[str])
 
 DebugFlag = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
 
@@ -57,8 +68,29 @@ def command(app: typer.Typer, name: str) -> Registration:
 
 def _parameters(kind: type) -> list[tuple[str, Any, Any]]:
     """Name, annotation and default of every field."""
+    if kind is AttentionWords:
+        return [(name, _annotated(name, None, told), None) for name, told in OPTIONS.items()]
     hints = get_type_hints(kind, include_extras=True)
-    return [(f.name, hints[f.name], f.default) for f in dataclasses.fields(kind)]
+    return [
+        (f.name, _annotated(f.name, hints[f.name], f.metadata.get("told")), f.default)
+        for f in dataclasses.fields(kind)
+    ]
+
+
+def _annotated(name: str, hint: Any, told: Told | None) -> Any:
+    """The type of an option with what Typer is to know of it."""
+    if told is None:  # annotated for Typer already
+        return hint
+    help = on_command_line(told.help)
+    if told.positional:
+        return Annotated[hint, typer.Argument(metavar=told.metavar, help=help)]
+    names = told.names or ("--" + name.replace("_", "-"),)
+    if told.kind is Kind.FLAG:
+        names = (f"{names[0]}/--no-{names[0][2:]}",)
+    kind = hint if told.kind is None else WORDS[told.kind] | None
+    low, high = told.minimum, told.maximum
+    info = typer.Option(*names, metavar=told.metavar, help=help, min=low, max=high)
+    return Annotated[kind, info]
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -69,7 +101,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _fill(kind: type, values: dict[str, Any]) -> Any:
-    return kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
+    return kind(**{name: values[name] for name, *_ in _parameters(kind)})
 
 
 def _checked(function: Callable[..., None], values: dict[str, Any], given: dict[str, Any]) -> None:

@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from attncli.analysis.options import AttentionWords, InputOptions
+from attncli.analysis.values import integers, several
 from attncli.cli.command import command
-from attncli.cli.options import InputOptions, Many, ShapeOptions, WorkOptions, make_printer
-from attncli.cli.values import integers, several
+from attncli.cli.options import Many, WorkOptions, make_printer
 from attncli.errors import ResourceError, UsageError
 from attncli.report.choices import Format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from attncli.analysis.attention_arguments import AttentionArguments
+    from attncli.analysis.inputs import Group
     from attncli.attention.problem import Problem
     from attncli.attention.stage_statistics import StageResult
     from attncli.attention.stages import Block, Selection, Stage
-    from attncli.cli.inputs import Group
-    from attncli.cli.shape import Shape
     from attncli.report.printer import Printer
 
 
@@ -74,14 +75,14 @@ def register(app: typer.Typer) -> None:
 
     @command(app, "compute")
     def compute(
-        inputs: InputOptions, shape: ShapeOptions, chosen: ComputeOptions, work: WorkOptions
+        inputs: InputOptions, shape: AttentionWords, chosen: ComputeOptions, work: WorkOptions
     ) -> None:
         """Compute attention stage by stage: scores, scaled, masked, weights, output.
 
         With no input it shows the embedded 4×3 example. Q, K and V come as three files, as a
         bundle (.npz, .safetensors, .pt) with tensors named q, k, v, or are projected from --x.
         """
-        from attncli.cli.inputs import load_groups
+        from attncli.analysis.inputs import load_groups
 
         if chosen.step and not chosen.explain:
             raise UsageError("--step", "expected --explain beside it, got --step alone")
@@ -99,7 +100,7 @@ class Prepared:
 
     group: Group
     problem: Problem
-    shape: Shape
+    shape: AttentionArguments
     selection: Selection
     stages: tuple[Stage, ...]
     chosen: ComputeOptions
@@ -107,7 +108,7 @@ class Prepared:
     @property
     def warnings(self) -> list[str]:
         """What the reader of the results should know."""
-        from attncli.cli.problems import warnings_of
+        from attncli.analysis.problems import warnings_of
 
         return warnings_of(self.group, self.shape, self.problem)
 
@@ -129,14 +130,14 @@ class Prepared:
 def _prepare(
     group: Group,
     inputs: InputOptions,
-    given: ShapeOptions,
+    given: AttentionWords,
     chosen: ComputeOptions,
     work: WorkOptions,
 ) -> Prepared:
+    from attncli.analysis.problems import problem_of
     from attncli.attention.stages import select
-    from attncli.cli.problems import problem_of
 
-    shape, problem = problem_of(group, inputs, given, work)
+    shape, problem = problem_of(group, inputs, given, work.precision, work.device)
     selection = select(
         problem,
         integers("--batch-index", chosen.batch_index),
@@ -317,7 +318,7 @@ def _data(one: Prepared, found: list[StageResult], work: WorkOptions) -> dict[st
 
 
 def _params(one: Prepared) -> dict[str, Any]:
-    from attncli.cli.problems import params_record
+    from attncli.analysis.problems import params_record
 
     return params_record(one.group, one.shape, one.problem) | {
         "stage": [str(stage) for stage in one.stages],

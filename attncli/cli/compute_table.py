@@ -74,10 +74,10 @@ def opening(one: Prepared, printer: Printer) -> Iterator[RenderableType]:
 
 def _options_in_use(one: Prepared) -> str:
     """Options that differ from their defaults, and where query 0 stands if that matters."""
-    from attncli.cli.shape import shape_record
+    from attncli.analysis.attention_arguments import arguments_record
 
     options = one.shape.options
-    record = shape_record(one.shape, one.problem.mask.offset)
+    record = arguments_record(one.shape, one.problem.mask.offset)
     parts = []
     for name, value in record.items():
         is_default = value in (None, False) or (name == "temperature" and value == 1)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from attncli.cli.inputs import Group
+    from attncli.analysis.inputs import Group
     from attncli.columns import Column
     from attncli.report.printer import Printer
 

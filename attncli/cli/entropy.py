@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
+from attncli.analysis.options import AttentionWords, InputOptions
+from attncli.analysis.values import floats, several
 from attncli.cli.command import command
-from attncli.cli.options import InputOptions, Many, ShapeOptions, WorkOptions, make_printer
-from attncli.cli.values import floats, several
+from attncli.cli.options import Many, WorkOptions, make_printer
 from attncli.errors import CheckFailedError, UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def register(app: typer.Typer) -> None:
 
     @command(app, "entropy")
     def entropy(
-        inputs: InputOptions, shape: ShapeOptions, chosen: EntropyOptions, work: WorkOptions
+        inputs: InputOptions, shape: AttentionWords, chosen: EntropyOptions, work: WorkOptions
     ) -> None:
         """Measure every head: entropy, effective keys, largest weight and logit, sink mass.
 
@@ -95,7 +96,7 @@ def register(app: typer.Typer) -> None:
         _judge(records, limits)
 
 
-def _check_options(chosen: EntropyOptions, shape: ShapeOptions) -> None:
+def _check_options(chosen: EntropyOptions, shape: AttentionWords) -> None:
     """Refuse combinations in which an option would do nothing."""
     views = {
         "--per-row": chosen.per_row,

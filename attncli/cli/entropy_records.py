@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from attncli.analysis.inputs import Group
     from attncli.attention.problem import Problem
     from attncli.attention.stages import Selection
     from attncli.attention.streaming.heads import HeadStatistics
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from attncli.attention.streaming.stream import HeadRows, Wanted
     from attncli.cli.emit import Record
     from attncli.cli.entropy import EntropyOptions
-    from attncli.cli.inputs import Group
     from attncli.report.printer import Printer
 
 # Python's numbers take a multiple of the tensors' room: only so many rows are unpacked at once.

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from attncli.analysis.values import floats, integers, several
 from attncli.cli.emit import described, emit, merged
 from attncli.cli.entropy_records import (
     EntropyRun,
@@ -17,7 +18,6 @@ from attncli.cli.entropy_records import (
     row_records,
     sampled_records,
 )
-from attncli.cli.values import floats, integers, several
 from attncli.errors import UsageError
 from attncli.report.choices import Format
 
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from attncli.analysis.inputs import Group
+    from attncli.analysis.options import AttentionWords, InputOptions
     from attncli.attention.problem import Problem
     from attncli.attention.streaming.labels import Thresholds
     from attncli.cli.emit import Record
     from attncli.cli.entropy import EntropyOptions
-    from attncli.cli.inputs import Group
-    from attncli.cli.options import InputOptions, ShapeOptions, WorkOptions
+    from attncli.cli.options import WorkOptions
     from attncli.columns import Column
     from attncli.report.printer import Printer
 
@@ -40,19 +41,21 @@ if TYPE_CHECKING:
 
 def run_entropy(
     inputs: InputOptions,
-    given: ShapeOptions,
+    given: AttentionWords,
     chosen: EntropyOptions,
     work: WorkOptions,
     printer: Printer,
 ) -> list[Record]:
     """Print what is asked for; return the record of every head."""
-    from attncli.cli.inputs import load_groups
-    from attncli.cli.problems import params_record, problem_of, warnings_of
+    from attncli.analysis.inputs import load_groups
+    from attncli.analysis.problems import params_record, problem_of, warnings_of
 
     thresholds = read_thresholds(chosen.label_limit)
     _check_grid(chosen)
     groups = load_groups(inputs)
-    prepared = [(group, *problem_of(group, inputs, given, work)) for group in groups]
+    prepared = [
+        (group, *problem_of(group, inputs, given, work.precision, work.device)) for group in groups
+    ]
     for group, shape, problem in prepared:
         printer.warn(warnings_of(group, shape, problem))
     params = merged(groups, [params_record(*one) for one in prepared])

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from attncli.analysis.options import AttentionWords
+from attncli.analysis.values import several
 from attncli.attention.options import Layout
 from attncli.cli.command import command
-from attncli.cli.options import Many, ShapeOptions, WorkOptions, make_printer
-from attncli.cli.values import several
+from attncli.cli.options import Many, WorkOptions, make_printer
 from attncli.errors import UsageError
 from attncli.report.choices import Format
 from attncli.report.mask import Results
@@ -19,10 +20,10 @@ from attncli.report.mask import Results
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from attncli.analysis.attention_arguments import AttentionArguments
     from attncli.attention.masks.audit import MaskAudit
     from attncli.attention.masks.mask import Mask
     from attncli.cli.mask_sizes import Sized
-    from attncli.cli.shape import Shape
     from attncli.report.printer import Printer
 
 FAILURES = ("empty-rows", "unused-keys", "leak")
@@ -99,7 +100,7 @@ def register(app: typer.Typer) -> None:
     """Add `mask` to the program."""
 
     @command(app, "mask")
-    def mask(chosen: MaskOptions, shape: ShapeOptions, work: WorkOptions) -> None:
+    def mask(chosen: MaskOptions, shape: AttentionWords, work: WorkOptions) -> None:
         """Build a mask, or say what a given one lets through and what it is.
 
         The options that shape attention build it; --attn-mask FILE is recognised: causal (which
@@ -111,19 +112,19 @@ def register(app: typer.Typer) -> None:
         Additive values count as they stand: only -inf hides. Where -10000 or less was meant to, as
         finfo.min is, the description tells both readings.
         """
+        from attncli.analysis.attention_arguments import read_arguments
         from attncli.cli.mask_sizes import find_sizes
-        from attncli.cli.shape import read_shape
 
         _check_options(chosen, shape)
         printer = make_printer(work)
         sized = find_sizes(chosen, shape)
-        read = read_shape(shape, sized.declared)
+        read = read_arguments(shape, sized.declared)
         printer.warn((*sized.warnings, *read.warnings, *_unused(chosen, shape)))
         run_mask(chosen, sized, read, work, printer)
 
 
 def run_mask(
-    chosen: MaskOptions, sized: Sized, read: Shape, work: WorkOptions, printer: Printer
+    chosen: MaskOptions, sized: Sized, read: AttentionArguments, work: WorkOptions, printer: Printer
 ) -> None:
     """Build, audit, save and judge."""
     from attncli.attention.masks.audit import audit
@@ -177,7 +178,7 @@ def _suspicions(judged: MaskAudit) -> Iterator[str]:
                 )
 
 
-def _unused(chosen: MaskOptions, shape: ShapeOptions) -> Iterator[str]:
+def _unused(chosen: MaskOptions, shape: AttentionWords) -> Iterator[str]:
     """Options of the softmax, which every command takes and a mask has no use for."""
     names = ("sinks",) if chosen.effect else ("scale", "temperature", "softcap", "sinks")
     for name in names:
@@ -185,7 +186,7 @@ def _unused(chosen: MaskOptions, shape: ShapeOptions) -> Iterator[str]:
             yield f"--{name} shapes the softmax, not the mask, and is not used here"
 
 
-def _check_options(chosen: MaskOptions, shape: ShapeOptions) -> None:
+def _check_options(chosen: MaskOptions, shape: AttentionWords) -> None:
     """Refuse options that would do nothing, or that make no sense together."""
     for option, value in (("--as", chosen.save_as), ("--dtype", chosen.save_dtype)):
         if value is not None and chosen.save is None:
@@ -217,7 +218,7 @@ def _print(
     results: Results,
     chosen: MaskOptions,
     sized: Sized,
-    read: Shape,
+    read: AttentionArguments,
     work: WorkOptions,
     printer: Printer,
 ) -> None:
@@ -249,7 +250,7 @@ def _print(
     )
 
 
-def described_masks(read: Shape) -> dict[str, Any]:
+def described_masks(read: AttentionArguments) -> dict[str, Any]:
     """Source, shape and dtype of what came from files."""
     return {
         name: {"source": source, "shape": list(array.shape), "dtype": str(array.dtype)}
@@ -258,11 +259,13 @@ def described_masks(read: Shape) -> dict[str, Any]:
     }
 
 
-def params_of(built: Mask, read: Shape, results: Results | None = None) -> dict[str, Any]:
+def params_of(
+    built: Mask, read: AttentionArguments, results: Results | None = None
+) -> dict[str, Any]:
     """What decided the mask, and the options that would build it."""
-    from attncli.cli.shape import shape_record
+    from attncli.analysis.attention_arguments import arguments_record
 
-    record = shape_record(read, built.offset)
+    record = arguments_record(read, built.offset)
     for name in ("scale", "temperature", "softcap", "sinks"):
         del record[name]
     sizes = asdict(built.sizes)

@@ -11,19 +11,19 @@ from attncli.errors import AttncliError, CheckFailedError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from attncli.analysis.attention_arguments import AttentionArguments
     from attncli.attention.masks.compare import Comparison
     from attncli.attention.masks.mask import Mask, Sizes
     from attncli.cli.mask import MaskOptions
     from attncli.cli.mask_sizes import Sized
     from attncli.cli.options import WorkOptions
-    from attncli.cli.shape import Shape
     from attncli.report.printer import Printer
 
 
 def run_compare(
     chosen: MaskOptions,
     sized: Sized,
-    read: Shape,
+    read: AttentionArguments,
     sizes: Sizes,
     work: WorkOptions,
     printer: Printer,
@@ -63,11 +63,13 @@ def run_compare(
         )
 
 
-def _pair(chosen: MaskOptions, read: Shape, sizes: Sizes, printer: Printer) -> tuple[Mask, Mask]:
+def _pair(
+    chosen: MaskOptions, read: AttentionArguments, sizes: Sizes, printer: Printer
+) -> tuple[Mask, Mask]:
     """The two masks: as built and from a file, or from the file and as the options build it."""
+    from attncli.analysis.attention_arguments import read_array
     from attncli.attention.masks.mask import build_mask
     from attncli.attention.options import AttentionOptions
-    from attncli.cli.shape import read_array
 
     options = read.options
     if chosen.against == "options":

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from attncli.analysis.attention_arguments import AttentionArguments
     from attncli.attention.masks.mask import Mask
     from attncli.cli.mask import MaskOptions
     from attncli.cli.mask_sizes import Sized
     from attncli.cli.options import WorkOptions
-    from attncli.cli.shape import Shape
     from attncli.report.printer import Printer
 
 Record = dict[str, Any]
@@ -26,7 +26,7 @@ def run_effect(
     chosen: MaskOptions,
     built: Mask,
     sized: Sized,
-    read: Shape,
+    read: AttentionArguments,
     work: WorkOptions,
     printer: Printer,
 ) -> None:
@@ -75,7 +75,7 @@ def _records(scores: NDArray[Any], built: Mask) -> Iterator[Record]:
 
 
 def _scores(
-    chosen: MaskOptions, built: Mask, sized: Sized, read: Shape, warnings: list[str]
+    chosen: MaskOptions, built: Mask, sized: Sized, read: AttentionArguments, warnings: list[str]
 ) -> tuple[NDArray[Any], Record]:
     """Scaled scores (B, H, S_q, S_k), from a file or from Q and K, and the options used on them."""
     import numpy as np
@@ -87,7 +87,7 @@ def _scores(
     if chosen.scores is None:
         scores, used = _products(chosen, built, sized, read)
         return np.broadcast_to(scores, (sizes.batch, sizes.heads, *scores.shape[2:])), used
-    from attncli.cli.shape import read_array
+    from attncli.analysis.attention_arguments import read_array
 
     array = read_array(chosen.scores, "--scores", warnings)
     if array.dtype.kind not in "fiub":
@@ -103,7 +103,7 @@ def _scores(
 
 
 def _products(
-    chosen: MaskOptions, built: Mask, sized: Sized, read: Shape
+    chosen: MaskOptions, built: Mask, sized: Sized, read: AttentionArguments
 ) -> tuple[NDArray[Any], Record]:
     """Q Kᵀ in float64, scaled and capped, every head of Q with its own head of K; and by what."""
     import numpy as np

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attncli.cli.values import several
+from attncli.analysis.values import several
 from attncli.errors import CheckFailedError, UsageError
 
 if TYPE_CHECKING:
+    from attncli.analysis.attention_arguments import AttentionArguments
     from attncli.attention.masks.audit import MaskAudit
     from attncli.attention.masks.compare import Leak
     from attncli.attention.masks.mask import Mask
     from attncli.cli.mask import MaskOptions
-    from attncli.cli.shape import Shape
 
 
 def find_leaks(
-    chosen: MaskOptions, read: Shape, built: Mask, judged: MaskAudit
+    chosen: MaskOptions, read: AttentionArguments, built: Mask, judged: MaskAudit
 ) -> list[Leak] | None:
     """What a mask file shows although a rule hides it; None where nobody asked.
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attncli.attention.options import Layout
-from attncli.cli.values import several
 from attncli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -14,10 +13,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from attncli.analysis.options import AttentionWords
     from attncli.attention.masks.mask import Sizes
     from attncli.attention.options import AttentionOptions
     from attncli.cli.mask import MaskOptions
-    from attncli.cli.options import ShapeOptions
     from attncli.files.container import TensorFile
     from attncli.files.tensor import TensorHeader
 
@@ -53,7 +52,7 @@ class Sized:
     warnings: tuple[str, ...] = ()
 
 
-def find_sizes(chosen: MaskOptions, shape: ShapeOptions) -> Sized:
+def find_sizes(chosen: MaskOptions, shape: AttentionWords) -> Sized:
     """Read the headers of the files, not their data.
 
     Raises:
@@ -154,12 +153,12 @@ def _implied(options: AttentionOptions) -> dict[str, int]:
 
 
 def _of_bundle(
-    file: TensorFile, chosen: MaskOptions, shape: ShapeOptions, warnings: tuple[str, ...]
+    file: TensorFile, chosen: MaskOptions, shape: AttentionWords, warnings: tuple[str, ...]
 ) -> Sized:
-    from attncli.cli.shape import as_array
+    from attncli.analysis.attention_arguments import as_array
     from attncli.files.roles import groups_of
 
-    groups = groups_of(file, several(chosen.group))
+    groups = groups_of(file, chosen.group or ())
     if len(groups) > 1 and not _alike(file, groups, chosen.layout):
         names = ", ".join(list(groups)[:8])
         raise UsageError("--group", f"expected one group, got {len(groups)}: {names}")

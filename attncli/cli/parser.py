@@ -14,8 +14,8 @@ from typing import Any, get_args, get_origin
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo
 
+from attncli.analysis.values import refuse_beyond_64_bits
 from attncli.cli.failures import PARSER_ERROR
-from attncli.cli.values import refuse_beyond_64_bits
 from attncli.errors import UsageError
 
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer import Option
 
+from attncli.analysis.options import AttentionWords, FileOptions
+from attncli.analysis.values import floats, ladder, several
 from attncli.cli.command import command
 from attncli.cli.emit import Record, described, emit, merged
-from attncli.cli.options import FileOptions, Many, ShapeOptions, WorkOptions, make_printer
-from attncli.cli.values import floats, ladder, several
+from attncli.cli.options import Many, WorkOptions, defaults_of, make_printer
 from attncli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from attncli.analysis.inputs import Group
     from attncli.attention.variance.experiment import ExperimentSpec
     from attncli.attention.variance.scale_rule import ScaleRule
-    from attncli.cli.inputs import Group
     from attncli.report.printer import Printer
 
 Value = TypeVar("Value", bound=Hashable)
@@ -99,7 +100,7 @@ def register(app: typer.Typer) -> None:
     @command(app, "variance")
     def variance(
         inputs: FileOptions,
-        shape: ShapeOptions,
+        shape: AttentionWords,
         experiment: ExperimentOptions,
         audit: AuditOptions,
         work: WorkOptions,
@@ -135,11 +136,11 @@ def _has_files(inputs: FileOptions) -> bool:
 
 def _refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None:
     """Refuse options that would do nothing here."""
-    for entry in fields(options):
-        value = getattr(options, entry.name)
-        if value != entry.default and value is not None and entry.name not in besides:
+    for name, default in defaults_of(options).items():
+        value = getattr(options, name)
+        if value != default and value is not None and name not in besides:
             prefix = "--no-" if value is False else "--"
-            option = prefix + entry.name.replace("_", "-")
+            option = prefix + name.replace("_", "-")
             raise UsageError(option, f"{why}, got {option} alone")
 
 
@@ -154,7 +155,7 @@ def _refuse_work(work: WorkOptions) -> None:
 
 
 def _run_experiment(
-    options: ExperimentOptions, shape: ShapeOptions, work: WorkOptions, printer: Printer
+    options: ExperimentOptions, shape: AttentionWords, work: WorkOptions, printer: Printer
 ) -> None:
     from attncli.attention.variance.experiment import experiment
     from attncli.files.limits import require_memory
@@ -201,7 +202,7 @@ def _drawn_record(specs: list[ExperimentSpec]) -> dict[str, Any]:
     }
 
 
-def _specs(options: ExperimentOptions, shape: ShapeOptions) -> Iterator[ExperimentSpec]:
+def _specs(options: ExperimentOptions, shape: AttentionWords) -> Iterator[ExperimentSpec]:
     from attncli.attention.variance.distributions import Distribution, DistributionName
     from attncli.attention.variance.experiment import ExperimentSpec
 
@@ -226,7 +227,7 @@ def _specs(options: ExperimentOptions, shape: ShapeOptions) -> Iterator[Experime
         )
 
 
-def _rules(options: ExperimentOptions, shape: ShapeOptions) -> tuple[ScaleRule | float, ...]:
+def _rules(options: ExperimentOptions, shape: AttentionWords) -> tuple[ScaleRule | float, ...]:
     from attncli.attention.variance.scale_rule import ScaleRule, parse_scale_rule
 
     if shape.scale is None:
@@ -241,7 +242,7 @@ def _rules(options: ExperimentOptions, shape: ShapeOptions) -> tuple[ScaleRule |
     return (shape.scale,)
 
 
-def _temperatures(options: ExperimentOptions, shape: ShapeOptions) -> tuple[float, ...]:
+def _temperatures(options: ExperimentOptions, shape: AttentionWords) -> tuple[float, ...]:
     if shape.temperature is None:
         return _each_once(floats("--temperatures", options.temperatures) or (1.0,))
     if options.temperatures:
@@ -259,16 +260,18 @@ def _each_once(values: Iterable[Value]) -> tuple[Value, ...]:
 
 
 def _run_audit(
-    inputs: FileOptions, given: ShapeOptions, work: WorkOptions, printer: Printer
+    inputs: FileOptions, given: AttentionWords, work: WorkOptions, printer: Printer
 ) -> None:
-    from attncli.cli.inputs import load_groups
-    from attncli.cli.problems import params_record, problem_of, warnings_of
+    from attncli.analysis.inputs import load_groups
+    from attncli.analysis.problems import params_record, problem_of, warnings_of
     from attncli.report.records import AUDIT
     from attncli.report.variance import audit_tables
 
     groups = load_groups(inputs)
     printer.warn(_without_effect(given))
-    prepared = [(group, *problem_of(group, inputs, given, work)) for group in groups]
+    prepared = [
+        (group, *problem_of(group, inputs, given, work.precision, work.device)) for group in groups
+    ]
     for group, shape, problem in prepared:
         printer.warn(warnings_of(group, shape, problem))
     params = [params_record(group, shape, problem) for group, shape, problem in prepared]
@@ -289,7 +292,7 @@ def _run_audit(
     )
 
 
-def _without_effect(given: ShapeOptions) -> list[str]:
+def _without_effect(given: AttentionWords) -> list[str]:
     """Warnings about options that come after `scaled`, which is where variance is taken."""
     after = ("softcap", "alibi", "sinks")
     return [

@@ -11,14 +11,15 @@ from attncli.errors import DataError, UsageError
 if TYPE_CHECKING:
     import torch
 
+    from attncli.analysis.options import AttentionWords, FileOptions
     from attncli.attention.problem import Problem
     from attncli.attention.variance.fit_scale import ScaleFit
-    from attncli.cli.options import FileOptions, ShapeOptions, WorkOptions
+    from attncli.cli.options import WorkOptions
     from attncli.report.printer import Printer
 
 
 def run_fit(
-    inputs: FileOptions, given: ShapeOptions, spec: str, work: WorkOptions, printer: Printer
+    inputs: FileOptions, given: AttentionWords, spec: str, work: WorkOptions, printer: Printer
 ) -> None:
     """Rank the classic scales and a fitted one by what they leave unexplained.
 
@@ -26,9 +27,9 @@ def run_fit(
         UsageError: several groups to fit one tensor to.
         DataError: a tensor that is neither weights nor output of these Q, K and V.
     """
+    from attncli.analysis.inputs import describe, load_groups, read_tensor
+    from attncli.analysis.problems import params_record, problem_of, warnings_of
     from attncli.cli.emit import described, emit
-    from attncli.cli.inputs import describe, load_groups, read_tensor
-    from attncli.cli.problems import params_record, problem_of, warnings_of
     from attncli.report.records import FIT_SCALE
     from attncli.report.variance import fit_tables
 
@@ -37,7 +38,9 @@ def run_fit(
         raise UsageError(
             "--fit-scale", f"expected one group, got {len(groups)}", "choose with --group"
         )
-    shape, problem = problem_of(groups[0], inputs, given, work)
+    shape, problem = problem_of(
+        groups[0], inputs, given, precision=work.precision, device=work.device
+    )
     tensor, said = read_tensor(spec, "--fit-scale", inputs.dtype)
     printer.warn((*warnings_of(groups[0], shape, problem), *said))
     fit = _fitted(problem, tensor, spec)

@@ -30,7 +30,8 @@ def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
 
     Args:
         file: an opened bundle.
-        asked: the groups wanted, in this order; empty for all, in natural order.
+        asked: the groups wanted, in this order; empty for all, in natural order. What is no
+            group's name is a list of names with commas between.
 
     Returns:
         group → {"q": name, "k": name, "v": name or None}.
@@ -42,12 +43,20 @@ def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
     found = _found(file)
     if not found:
         raise _no_roles(file)
+    asked = [
+        name for text in asked for name in ([text] if text in found else comma_separated(text))
+    ]
     complete = [name for name in found if {"q", "k"} <= found[name].keys()]
     for name in asked or ([] if complete else list(found)[:1]):
         _require(file, found, name)
     if not asked:
         _warn(file, found, complete)
     return {name: _filled(found[name]) for name in asked or complete}
+
+
+def comma_separated(text: str) -> list[str]:
+    """The parts of a text between commas, without blanks around them and without empty ones."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _found(file: TensorFile) -> dict[str, dict[str, str]]:

@@ -116,7 +116,7 @@ def test_positions_have_to_be_declared_where_lengths_differ(option: dict[str, An
 
 
 def test_segments_need_positions_too() -> None:
-    with pytest.raises(UsageError, match="--segments needs positions"):
+    with pytest.raises(UsageError, match="segments needs positions"):
         build(2, 3, segments=np.array([0, 0, 1]))
 
 

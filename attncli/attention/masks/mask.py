@@ -218,7 +218,7 @@ def resolve_offset(options: AttentionOptions, sizes: Sizes) -> NDArray[np.int64]
         if options.needs_positions:
             raise UsageError(
                 "--query-offset",
-                f"expected a value, since {options.needs_positions[0]} needs positions and "
+                f"expected a value, since «{options.needs_positions[0]}» needs positions and "
                 f"S_q={sizes.q_len} differs from S_k={sizes.k_len}, got none",
                 "top-left: query 0 stands at key 0 (PyTorch is_causal); bottom-right: the last "
                 f"query stands at the last key, an offset of {sizes.k_len - sizes.q_len} "

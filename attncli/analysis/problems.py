@@ -2,61 +2,61 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attncli.cli.shape import read_shape, shape_record
+import torch
+
+from attncli.analysis.attention_arguments import (
+    AttentionArguments,
+    arguments_record,
+    read_arguments,
+)
+from attncli.analysis.inputs import Group
+from attncli.analysis.options import AttentionWords, FileOptions
+from attncli.attention.options import Layout, Precision
+from attncli.attention.problem import Problem, make_problem
 from attncli.errors import AttncliError
-
-if TYPE_CHECKING:
-    from attncli.attention.problem import Problem
-    from attncli.cli.inputs import Group
-    from attncli.cli.options import FileOptions, ShapeOptions, WorkOptions
-    from attncli.cli.shape import Shape
 
 
 def problem_of(
-    group: Group, inputs: FileOptions, given: ShapeOptions, work: WorkOptions
-) -> tuple[Shape, Problem]:
+    group: Group,
+    inputs: FileOptions,
+    words: AttentionWords,
+    precision: Precision,
+    device: str,
+) -> tuple[AttentionArguments, Problem]:
     """Check a group against the options.
 
     Raises:
         AttncliError: as `make_problem` does, naming the file where it names a role.
     """
-    import torch
-
-    from attncli.attention.options import Layout
-    from attncli.attention.problem import make_problem
-
     try:
-        shape = read_shape(given, group.declared)
+        arguments = read_arguments(words, group.declared)
     except AttncliError as error:
         raise _with_bundle(error, group) from None
     made_here = group.is_projected or group.source == "random"
-    layout = Layout.BHSD if made_here else inputs.layout
-    came_as = [getattr(torch, entry["dtype"]) for entry in group.described.values()]
     try:
         problem = make_problem(
             group.tensors["q"],
             group.tensors["k"],
             group.tensors.get("v"),
-            shape.options,
-            layout=layout,
+            arguments.options,
+            layout=Layout.BHSD if made_here else inputs.layout,
             heads=inputs.heads,
             kv_heads=inputs.kv_heads,
-            precision=work.precision,
-            device=work.device,
+            precision=precision,
+            device=device,
             allow_nonfinite=inputs.allow_nonfinite,
-            came_as=came_as,
+            came_as=[getattr(torch, entry["dtype"]) for entry in group.described.values()],
         )
     except AttncliError as error:
         raise _with_file(error, group) from None
-    return shape, problem
+    return arguments, problem
 
 
-def params_record(group: Group, shape: Shape, problem: Problem) -> dict[str, Any]:
+def params_record(group: Group, arguments: AttentionArguments, problem: Problem) -> dict[str, Any]:
     """Every option that decided the numbers, as it was used."""
-    record = shape_record(shape, problem.mask.offset)
-    record |= {
+    return arguments_record(arguments, problem.mask.offset) | {
         "scale": problem.scale,
         "heads": problem.sizes.heads,
         "kv_heads": problem.kv_heads,
@@ -64,12 +64,11 @@ def params_record(group: Group, shape: Shape, problem: Problem) -> dict[str, Any
         "device": str(problem.device),
         "seed": group.seed,
     }
-    return record
 
 
-def warnings_of(group: Group, shape: Shape, problem: Problem) -> list[str]:
+def warnings_of(group: Group, arguments: AttentionArguments, problem: Problem) -> list[str]:
     """Everything worth a warning, with the group's name before it."""
-    said = (*group.warnings, *shape.warnings, *problem.warnings)
+    said = (*group.warnings, *arguments.warnings, *problem.warnings)
     return [f"{group.name}: {text}" if group.name else text for text in said]
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from attncli.cli.options import InputOptions
-from attncli.cli.values import several
+import torch
+
+from attncli.analysis.options import FileOptions, InputOptions
+from attncli.attention import draw
+from attncli.attention.options import Layout, WeightsLayout
+from attncli.attention.project import project
 from attncli.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    import torch
-
-    from attncli.attention.draw import RandomShape
-    from attncli.cli.options import FileOptions
-    from attncli.files.container import TensorFile
+from attncli.files.container import TensorFile
+from attncli.files.limits import require_memory
+from attncli.files.reader import open_file
+from attncli.files.roles import groups_of, read_one, split_name
+from attncli.files.torch_tensors import as_torch, torch_dtype
 
 ROLES = ("q", "k", "v")
 RANDOM_OPTIONS = ("batch", "q_len", "k_len", "dk", "dv", "seed")
@@ -83,52 +85,43 @@ def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
             raise UsageError("FILE", "expected files of Q and K, got none")
         return [_made_up(options, example)]
     _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "the files")
-    wanted = several(options.group)
     if options.files:
-        groups = _from_files(options.files, wanted, options.dtype)
+        groups = _from_files(options.files, options.group or [], options.dtype)
     else:
         groups = [Group(None, "", {}, {})]
     if named:
         groups = [_with_named(groups, named, options.dtype)]
-    if wanted and not (options.files and any(group.name for group in groups)):
-        raise UsageError("--group", "expected a bundle with groups, got tensors without any")
+    if options.group and not (options.files and any(group.name for group in groups)):
+        raise UsageError("«group»", "expected a bundle with groups, got tensors without any")
     return [_complete(group) for group in groups]
 
 
 def read_tensor(spec: str, option: str, dtype: str | None = None) -> tuple[torch.Tensor, list[str]]:
     """One tensor from FILE or FILE::NAME, with warnings about the file."""
-    from attncli.files.roles import read_one
-    from attncli.files.torch_tensors import as_torch
-
     stored, warnings = read_one(spec, option)
     return as_torch(stored, dtype), warnings
 
 
 def _refuse_useless(options: FileOptions, named: dict[str, str]) -> None:
     """Refuse options that would do nothing, which their user surely did not want."""
-    from attncli.attention.options import Layout, WeightsLayout
-
     projected = any(getattr(options, name) is not None for name in PROJECTION_OPTIONS)
     if options.weights_layout is not WeightsLayout.IN_OUT and not projected:
-        raise UsageError("--weights-layout", "expected --x and weights beside it, got none")
+        raise UsageError("«weights_layout»", "expected «x» and weights beside it, got none")
     if options.layout is Layout.BHSD:
         return
     if projected:
         raise UsageError(
-            "--layout", "expected nothing beside --x, got it; Q, K and V are split by --heads"
+            "«layout»", "expected nothing beside «x», got it; Q, K and V are split by «heads»"
         )
     if not options.files and not named:
-        raise UsageError("--layout", "expected files beside it, got none")
+        raise UsageError("«layout»", "expected files beside it, got none")
 
 
 def _made_up(options: InputOptions, example: bool) -> Group:
     """The embedded example, or random tensors where any of their options is given."""
-    from attncli.attention import draw
-    from attncli.files.torch_tensors import torch_dtype
-
     asked = any(getattr(options, name) is not None for name in (*RANDOM_OPTIONS, *RANDOM_OR_PACKED))
-    if several(options.group):
-        raise UsageError("--group", "expected a bundle beside it, got no file")
+    if options.group:
+        raise UsageError("«group»", "expected a bundle beside it, got no file")
     if example and not asked:
         kind = torch_dtype(options.dtype or "float64")
         cast = (tensor.to(kind) for tensor in draw.example())
@@ -139,23 +132,21 @@ def _made_up(options: InputOptions, example: bool) -> Group:
     given["k_len"] = RANDOM_KEYS if given["k_len"] is None else given["k_len"]
     shape = draw.RandomShape(**{size: value for size, value in given.items() if value is not None})
     if shape.kv_heads is not None and shape.kv_heads > 0 and shape.heads % shape.kv_heads:
-        problem = f"expected a divisor of --heads {shape.heads}, got {shape.kv_heads}"
-        raise UsageError("--kv-heads", problem)
+        problem = f"expected a divisor of «heads={shape.heads}», got {shape.kv_heads}"
+        raise UsageError("«kv_heads»", problem)
     _require_memory(shape)
     seed = options.seed or 0
     drawn = draw.draw(shape, seed, torch_dtype(options.dtype or "float32"))
     return _described_group("random", dict(zip(ROLES, drawn, strict=True)), seed=seed)
 
 
-def _require_memory(shape: RandomShape) -> None:
+def _require_memory(shape: draw.RandomShape) -> None:
     """Refuse random tensors that do not fit: drawn in float64, then cast."""
-    from attncli.files.limits import require_memory
-
     keys = shape.q_len if shape.k_len is None else shape.k_len
     kv_heads = shape.heads if shape.kv_heads is None else shape.kv_heads
     dv = shape.dk if shape.dv is None else shape.dv
     elements = shape.heads * shape.q_len * shape.dk + kv_heads * keys * (shape.dk + dv)
-    require_memory("--q-len, --k-len", max(0, shape.batch * elements * 12))
+    require_memory("«q_len», «k_len»", max(0, shape.batch * elements * 12))
 
 
 def _described_group(
@@ -173,9 +164,6 @@ def describe(source: str, tensor: torch.Tensor) -> dict[str, Any]:
 
 def _from_files(names: list[str], wanted: list[str], dtype: str | None) -> list[Group]:
     """The groups of every bundle, or one group of files with a tensor each."""
-    from attncli.files.reader import open_file
-    from attncli.files.roles import split_name
-
     parts = [split_name(name) for name in names]
     files = [(open_file(source), part) for source, part in parts]
     single = [file for file, part in files if part is not None or len(file.headers) == 1]
@@ -183,7 +171,7 @@ def _from_files(names: list[str], wanted: list[str], dtype: str | None) -> list[
         raise UsageError(
             single[0].source,
             "expected either bundles or files of one tensor each, got both",
-            "name tensors one by one with --q, --k and --v FILE::NAME",
+            "name tensors one by one with «q», «k» and «v» FILE::NAME",
         )
     if single:
         return [_from_roles(files, dtype)]
@@ -191,8 +179,6 @@ def _from_files(names: list[str], wanted: list[str], dtype: str | None) -> list[
 
 
 def _from_roles(files: list[tuple[TensorFile, str | None]], dtype: str | None) -> Group:
-    from attncli.files.torch_tensors import as_torch
-
     if len(files) > len(ROLES):
         raise UsageError("FILE", f"expected q, k and v, got {len(files)} files of one tensor each")
     warnings: list[str] = []
@@ -206,9 +192,6 @@ def _from_roles(files: list[tuple[TensorFile, str | None]], dtype: str | None) -
 
 
 def _from_bundle(file: TensorFile, wanted: list[str], dtype: str | None) -> list[Group]:
-    from attncli.files.roles import groups_of
-    from attncli.files.torch_tensors import as_torch
-
     groups: list[Group] = []
     for name, roles in groups_of(file, wanted).items():
         tensors, described = {}, {}
@@ -242,18 +225,16 @@ def _labels(file: TensorFile, labels: Any) -> tuple[str, ...] | None:
 
 
 def _with_named(groups: list[Group], named: dict[str, str], dtype: str | None) -> Group:
-    """A group in which --q, --k and --v fill or replace roles."""
-    from dataclasses import replace
-
+    """A group in which q, k and v of their own fill or replace roles."""
     if len(groups) > 1:
-        option = "--" + next(iter(named))
+        option = f"«{next(iter(named))}»"
         raise UsageError(
-            option, f"expected one group to put it into, got {len(groups)}", "choose with --group"
+            option, f"expected one group to put it into, got {len(groups)}", "choose with «group»"
         )
     (group,) = groups
     tensors, described, warnings = dict(group.tensors), dict(group.described), list(group.warnings)
     for role, spec in named.items():
-        tensors[role], said = read_tensor(spec, f"--{role}", dtype)
+        tensors[role], said = read_tensor(spec, f"«{role}»", dtype)
         described[role] = describe(spec, tensors[role])
         warnings += said
     return replace(group, tensors=tensors, described=described, warnings=tuple(warnings))
@@ -264,31 +245,28 @@ def _complete(group: Group) -> Group:
     for role in ("q", "k"):
         if role not in group.tensors:
             got = ", ".join(group.tensors)
-            raise UsageError(f"--{role}", f"expected q and k, got only {got}")
+            raise UsageError(f"«{role}»", f"expected q and k, got only {got}")
     return group
 
 
 def _projected(options: FileOptions, named: dict[str, str]) -> Group:
     """Q, K and V projected from X by weight files."""
-    from attncli.attention.options import WeightsLayout
-    from attncli.attention.project import project
-
-    _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "--x")
+    _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "«x»")
     if options.files or named:
-        other = options.files[0] if options.files else "--" + next(iter(named))
-        raise UsageError(other, "expected no other Q, K or V beside --x, got one")
+        other = options.files[0] if options.files else f"«{next(iter(named))}»"
+        raise UsageError(other, "expected no other Q, K or V beside «x», got one")
     for name in ("x", "wq", "wk"):
         if getattr(options, name) is None:
-            there = ", ".join(f"--{n}" for n in PROJECTION_OPTIONS if getattr(options, n))
-            problem = f"expected --x, --wq and --wk together, got only {there}"
-            raise UsageError(f"--{name}", problem)
+            there = ", ".join(f"«{n}»" for n in PROJECTION_OPTIONS if getattr(options, n))
+            problem = f"expected «x», «wq» and «wk» together, got only {there}"
+            raise UsageError(f"«{name}»", problem)
     if options.wo is not None and options.wv is None:
-        raise UsageError("--wo", "expected --wv beside it, got none")
+        raise UsageError("«wo»", "expected «wv» beside it, got none")
     loaded, described, warnings = {}, {}, []
     for name in ("x", "wq", "wk", "wv", "wo"):
         spec = getattr(options, name)
         if spec is not None:
-            loaded[name], said = read_tensor(spec, f"--{name}", options.dtype)
+            loaded[name], said = read_tensor(spec, f"«{name}»", options.dtype)
             described[name] = describe(spec, loaded[name])
             warnings += said
     out_in = options.weights_layout is WeightsLayout.OUT_IN
@@ -312,14 +290,13 @@ def _check_output_projection(weight: torch.Tensor, v: torch.Tensor, heads: int) 
     width = heads * v.shape[-1]
     if weight.ndim != 2 or weight.shape[0] != width:
         raise DataError(
-            "--wo",
+            "«wo»",
             f"expected (H·d_v, d) with H·d_v={width}, got {tuple(weight.shape)}",
-            "--weights-layout out-in takes the weight of an nn.Linear",
+            "«weights_layout=out-in» takes the weight of an nn.Linear",
         )
 
 
 def _refuse(options: FileOptions, names: tuple[str, ...], what: str, beside: str) -> None:
     for name in names:
         if getattr(options, name, None) is not None:
-            option = "--" + name.replace("_", "-")
-            raise UsageError(option, f"expected nothing beside {beside}, got it; it {what}")
+            raise UsageError(f"«{name}»", f"expected nothing beside {beside}, got it; it {what}")

@@ -66,6 +66,17 @@ def floats(option: str, given: list[str] | None) -> tuple[float, ...] | None:
     return tuple(_number(option, part, float, "finite numbers") for part in _parts(option, given))
 
 
+def finite(option: str, value: float) -> float:
+    """A number that is neither infinite nor NaN.
+
+    Raises:
+        UsageError: it is.
+    """
+    if not math.isfinite(value):
+        raise UsageError(option, f"expected a finite number, got {value}")
+    return value
+
+
 def _parts(option: str, given: list[str]) -> list[str]:
     parts = several(given)
     if not parts:

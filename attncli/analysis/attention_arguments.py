@@ -1,0 +1,189 @@
+"""From what is said of `AttentionOptions` to their values: words parsed, files read, bundles heard.
+
+Needs no torch: masks are built from these too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncli.analysis.options import AttentionWords
+from attncli.analysis.values import finite, floats, integers, several
+from attncli.attention.options import OPTIONS, AttentionOptions, Corner, Kind
+from attncli.errors import DataError, UsageError, in_python
+from attncli.files.roles import read_one
+from attncli.files.tensor import StoredTensor, as_float
+
+# How NumPy's formats store bfloat16, which they have no name for.
+BFLOAT16_IN_NPY = "|V2"
+FROM_FILES = (Kind.ARRAY, Kind.IDS, Kind.LOGITS)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionArguments:
+    """What shapes attention for one group.
+
+    Attributes:
+        options: ready for the mathematics.
+        files: option → the file that it was read from, for the record.
+        warnings: what the reader of the results should know.
+    """
+
+    options: AttentionOptions
+    files: dict[str, str]
+    warnings: tuple[str, ...] = ()
+
+
+def read_arguments(
+    words: AttentionWords, declared: Mapping[str, Any] | None = None
+) -> AttentionArguments:
+    """Combine what is typed with what a bundle declares: what is typed wins.
+
+    Raises:
+        UsageError: a word that the option does not take.
+        DataError: a file that cannot be read, or a declared value of the wrong kind.
+    """
+    values: dict[str, Any] = {}
+    warnings = []
+    for name, value in (declared or {}).items():
+        if name not in OPTIONS or not OPTIONS[name].declarable:
+            warnings.append(f"the bundle declares {name!r}, which attncli does not know")
+        elif value is not None:
+            values[name] = _declared(name, value)
+    _check_declared(values)
+    files: dict[str, str] = {}
+    for name, value in vars(words).items():
+        if value is not None:
+            values[name] = _typed(name, value, files, warnings)
+    if words.mask_true is not None and words.attn_mask is None:
+        raise UsageError("«mask_true»", "expected «attn_mask» beside it, got none")
+    return AttentionArguments(AttentionOptions(**values), files, tuple(warnings))
+
+
+def arguments_record(
+    arguments: AttentionArguments, mask_offset: NDArray[np.int64] | None
+) -> dict[str, Any]:
+    """What `params` says: every option, as it was used."""
+    options, files = arguments.options, arguments.files
+    record: dict[str, Any] = {}
+    for name, told in OPTIONS.items():
+        if told.kind not in (*FROM_FILES, Kind.CHOICE):
+            value = getattr(options, name)
+            record[name] = list(value) if isinstance(value, tuple) else value
+    record["query_offset"] = None if mask_offset is None else alone_or_listed(mask_offset.tolist())
+    for name, told in OPTIONS.items():
+        if told.kind in FROM_FILES:
+            value = getattr(options, name)
+            # A file's own name stands for its values, of which there may be billions.
+            listed = name not in files and value is not None
+            record[name] = value.tolist() if listed else files.get(name)
+    return record | {"mask_true": None if options.attn_mask is None else str(options.mask_true)}
+
+
+def read_array(spec: str, option: str, warnings: list[str]) -> NDArray[Any]:
+    """An array from FILE or FILE::NAME; bfloat16 and float8 as floats that hold their values."""
+    stored, said = read_one(spec, option)
+    warnings += said
+    if stored.dtype == BFLOAT16_IN_NPY:
+        warnings.append(f"{option}: raw values of 2 bytes in {spec} were taken as bfloat16")
+    return as_array(stored)
+
+
+def as_array(stored: StoredTensor) -> NDArray[Any]:
+    """The values of a stored tensor, as they are where NumPy has their dtype."""
+    if stored.dtype == stored.array.dtype.name:
+        return stored.array
+    return as_float(stored, "bfloat16" if stored.dtype == BFLOAT16_IN_NPY else None)
+
+
+def alone_or_listed(values: list[int]) -> int | list[int]:
+    """One number as itself, several as they are."""
+    return values[0] if len(values) == 1 else values
+
+
+def _typed(name: str, value: Any, files: dict[str, str], warnings: list[str]) -> Any:
+    """The value of an option as it is typed; files are read, and noted in `files`."""
+    kind, option = OPTIONS[name].kind, f"«{name}»"
+    if kind is Kind.NUMBER:
+        return finite(option, value)
+    if kind is Kind.OFFSET:
+        return _offset(option, value)
+    if kind is Kind.LENGTHS:
+        return integers(option, value)
+    if kind is Kind.ARRAY:
+        files[name] = value
+        return read_array(value, option, warnings)
+    if kind not in FROM_FILES:
+        return value
+    numbers = np.int64 if kind is Kind.IDS else np.float64
+    if len(value) == 1 and _is_file(value[0]):
+        files[name] = value[0]
+        array = read_array(value[0], option, warnings)
+        return array if kind is Kind.IDS else array.astype(numbers)
+    return np.array((integers if kind is Kind.IDS else floats)(option, value), numbers)
+
+
+def _offset(option: str, words: list[str]) -> Corner | int | tuple[int, ...]:
+    parts = several(words)
+    if len(parts) == 1 and parts[0] in tuple(Corner):
+        return Corner(parts[0])
+    try:
+        offsets = tuple(int(part) for part in parts)
+    except ValueError:
+        offsets = ()
+    if not offsets:
+        expected = "top-left, bottom-right or whole numbers"
+        raise UsageError(option, f"expected {expected}, got {','.join(parts)!r}")
+    return offsets[0] if len(offsets) == 1 else offsets
+
+
+def _is_file(text: str) -> bool:
+    """Whether a value names a file: anything that is no list of numbers does."""
+    try:
+        [float(part) for part in several([text])]
+    except ValueError:
+        return True
+    return Path(text).is_file()
+
+
+def _declared(name: str, value: Any) -> Any:
+    """A declared value, as `AttentionOptions` wants it."""
+    kind = OPTIONS[name].kind
+    try:
+        if kind is Kind.FLAG:
+            return _of_type(value, bool)
+        if kind is Kind.WHOLE:
+            return _of_type(value, int)
+        if kind is Kind.NUMBER:
+            return float(_of_type(value, int | float))
+        if kind is Kind.LOGITS:
+            return np.array([float(_of_type(number, int | float)) for number in value])
+        listed = value if isinstance(value, list) else [value]
+        if kind is Kind.OFFSET:
+            return _offset(name, [str(part) for part in listed])
+        numbers = tuple(_of_type(number, int) for number in listed)
+        return np.array(numbers, np.int64) if kind is Kind.IDS else numbers
+    except (TypeError, ValueError, OverflowError, UsageError):
+        text = " ".join(repr(value).split())[:80]
+        raise DataError("bundle", f"expected {name} to be a {kind}, got {text}") from None
+
+
+def _check_declared(values: dict[str, Any]) -> None:
+    """Refuse what a bundle declares as data at fault, not as a fault of the command line."""
+    try:
+        AttentionOptions(**values)
+    except UsageError as error:
+        raise DataError("bundle", f"{in_python(error.where)}: {error.problem}") from None
+
+
+def _of_type(value: Any, kind: Any) -> Any:
+    # True is an int to Python, and a mistake where a number is declared.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError
+    return value
