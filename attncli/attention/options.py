@@ -188,8 +188,14 @@ class AttentionOptions:
     @property
     def needs_positions(self) -> list[str]:
         """The options in use that cannot be read without knowing where query 0 stands."""
-        names = ("causal", "left_window", "right_window", "segments", "alibi")
-        return [name for name in names if getattr(self, name) not in (None, False)]
+        used = {
+            "causal": self.causal,
+            "left_window": self.left_window is not None,
+            "right_window": self.right_window is not None,
+            "segments": self.segments is not None,
+            "alibi": self.alibi,
+        }
+        return [name for name, given in used.items() if given]
 
 
 OPTIONS = {entry.name: entry.metadata["told"] for entry in fields(AttentionOptions)}

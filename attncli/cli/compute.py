@@ -82,10 +82,10 @@ def register(app: typer.Typer) -> None:
         With no input it shows the embedded 4×3 example. Q, K and V come as three files, as a
         bundle (.npz, .safetensors, .pt) with tensors named q, k, v, or are projected from --x.
         """
-        from attncli.analysis.inputs import load_groups
-
         if chosen.step and not chosen.explain:
             raise UsageError("--step", "expected --explain beside it, got --step alone")
+        from attncli.analysis.inputs import load_groups
+
         groups = load_groups(inputs, example=True)
         if len({group.source for group in groups}) > 1 or len({g.name for g in groups}) < len(
             groups

@@ -241,15 +241,15 @@ def test_the_cpu_is_always_there() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scale": math.nan}, "--scale: expected a finite number, got nan"),
-        ({"scale": -math.inf}, "--scale: expected a finite number, got -inf"),
-        ({"temperature": 0.0}, "--temperature: expected a finite number above 0, got 0.0"),
-        ({"temperature": math.inf}, "--temperature: expected a finite number above 0, got inf"),
-        ({"softcap": 0.0}, "--softcap: expected a finite number above 0, got 0.0"),
-        ({"softcap": -1.0}, "--softcap: expected a finite number above 0, got -1.0"),
-        ({"left_window": -1}, "--left-window: expected a whole number of at least 0, got -1"),
-        ({"key_lengths": (3, -1)}, "--key-lengths: expected a whole number of at least 0, got -1"),
-        ({"prefix": 2}, "--prefix: expected --causal beside it, got --prefix alone"),
+        ({"scale": math.nan}, "scale: expected a finite number, got nan"),
+        ({"scale": -math.inf}, "scale: expected a finite number, got -inf"),
+        ({"temperature": 0.0}, "temperature: expected a finite number above 0, got 0.0"),
+        ({"temperature": math.inf}, "temperature: expected a finite number above 0, got inf"),
+        ({"softcap": 0.0}, "softcap: expected a finite number above 0, got 0.0"),
+        ({"softcap": -1.0}, "softcap: expected a finite number above 0, got -1.0"),
+        ({"left_window": -1}, "left_window: expected a whole number of at least 0, got -1"),
+        ({"key_lengths": (3, -1)}, "key_lengths: expected a whole number of at least 0, got -1"),
+        ({"prefix": 2}, "prefix: expected causal beside it, got prefix alone"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
