@@ -13,6 +13,7 @@ from attncli.attention.problem import Problem
 from attncli.attention.streaming.labels import LabelScores, Thresholds, choose_label, score_labels
 from attncli.attention.streaming.stream import HeadRows
 from attncli.attention.threads import single_threaded_torch
+from attncli.columns import column, columns_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,52 +21,61 @@ class HeadStatistics:
     """One head in numbers; means are over its rows that are not empty, std is the population's.
 
     None stands for what there is not, NaN for what NaN and infinities in the input made of it.
-
-    Attributes:
-        batch, head: indices into the tensors.
-        queries: real queries.
-        empty_rows: those of them that see no key.
-        keys_mean: visible keys.
-        entropy_nats_mean, entropy_nats_min, entropy_nats_max, entropy_nats_std: in nats.
-        entropy_bits_mean: in bits.
-        entropy_normalized_mean: entropy / ln(outcomes), over the rows with more than one outcome.
-        effective_keys_mean: e^entropy.
-        max_weight_mean, max_weight_max: of the largest weight of each row.
-        max_logit: the largest visible logit.
-        max_logit_query, max_logit_key: where it stands first.
-        logsumexp_mean: of the visible keys.
-        sink_mass_mean: weight on the first keys.
-        distance_mean: Σ w·|p − j|, in keys; None where positions are not defined.
-        nonfinite_rows: rows of which a visible logit is NaN or infinite.
-        label: what the head does; None where no query has a choice.
-        label_score: how much it is that, 0 to 1.
-        scores: of all labels.
+    A field that ends in `_mean` is the mean of the column of rows of that name.
     """
 
-    batch: int
-    head: int
-    queries: int
-    empty_rows: int
-    keys_mean: float | None
-    entropy_nats_mean: float | None
-    entropy_nats_min: float | None
-    entropy_nats_max: float | None
-    entropy_nats_std: float | None
-    entropy_bits_mean: float | None
-    entropy_normalized_mean: float | None
-    effective_keys_mean: float | None
-    max_weight_mean: float | None
-    max_weight_max: float | None
-    max_logit: float | None
-    max_logit_query: int | None
-    max_logit_key: int | None
-    logsumexp_mean: float | None
-    sink_mass_mean: float | None
-    distance_mean: float | None
-    nonfinite_rows: int
-    label: str | None
-    label_score: float | None
-    scores: LabelScores
+    batch: int = column("batch", is_key=True)
+    head: int = column("head", is_key=True)
+    queries: int = column(None, description="real queries")
+    empty_rows: int = column(
+        "empty rows", description="those of them that see no key", of_sample=False
+    )
+    keys_mean: float | None = column(None, description="visible keys")
+    entropy_nats_mean: float | None = column("entropy", unit="nats")
+    entropy_nats_min: float | None = column(None, unit="nats", of_sample=False)
+    entropy_nats_max: float | None = column(None, unit="nats", of_sample=False)
+    entropy_nats_std: float | None = column(
+        None, unit="nats", description="the population's", of_sample=False
+    )
+    entropy_bits_mean: float | None = column("entropy", unit="bits")
+    entropy_normalized_mean: float | None = column(
+        None, description="entropy / ln(outcomes), over the rows with more than one outcome"
+    )
+    effective_keys_mean: float | None = column("effective keys", description="e^entropy")
+    max_weight_mean: float | None = column(
+        "largest weight", description="the largest weight of each row"
+    )
+    max_weight_max: float | None = column(None, of_sample=False)
+    max_logit: float | None = column(
+        "max logit", description="the largest visible logit", of_sample=False
+    )
+    max_logit_query: int | None = column(
+        "at query", description="where it stands first", of_sample=False
+    )
+    max_logit_key: int | None = column("at key", of_sample=False)
+    logsumexp_mean: float | None = column("logsumexp", description="of the visible keys")
+    sink_mass_mean: float | None = column("sink mass", description="weight on the first keys")
+    distance_mean: float | None = column(
+        "distance", description="Σ w·|p − j|, in keys; None where positions are not defined"
+    )
+    nonfinite_rows: int = column(
+        "non-finite rows",
+        description="rows of which a visible logit is NaN or infinite",
+        of_sample=False,
+    )
+    label: str | None = column(
+        "label", description="what the head does; None where no query has a choice"
+    )
+    label_score: float | None = column(None, description="how much it is that, 0 to 1")
+    scores: LabelScores  # of all labels
+
+
+# The columns of rows of which heads have means.
+AVERAGED = tuple(
+    each.key.removesuffix("_mean")
+    for each in columns_of(HeadStatistics)
+    if each.key.endswith("_mean")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +105,20 @@ def head_statistics(rows: HeadRows, thresholds: Thresholds | None = None) -> Hea
 def _head_statistics(rows: HeadRows, thresholds: Thresholds | None) -> HeadStatistics:
     scores = score_labels(rows)
     label, label_score = choose_label(scores, thresholds)
-    means = {name: _mean(values) for name, values in row_columns(rows).items()}
-    entropy = rows.entropy_nats[~rows.empty]
-    lowest, highest, std = _spread(entropy)
+    lowest, highest, std = _spread(rows.entropy_nats[~rows.empty])
     return HeadStatistics(
+        **{f"{name}_mean": _mean(values) for name, values in row_values(rows).items()},
         batch=rows.batch,
         head=rows.head,
         queries=len(rows.queries),
         empty_rows=int(rows.empty.sum()),
-        keys_mean=means["keys"],
-        entropy_nats_mean=means["entropy_nats"],
         entropy_nats_min=lowest,
         entropy_nats_max=highest,
         entropy_nats_std=std,
-        entropy_bits_mean=means["entropy_bits"],
-        entropy_normalized_mean=means["entropy_normalized"],
-        effective_keys_mean=means["effective_keys"],
-        max_weight_mean=means["max_weight"],
         max_weight_max=_spread(rows.max_weight[~rows.empty])[1],
         max_logit=_largest_logit(rows),
         max_logit_query=rows.max_logit_query,
         max_logit_key=rows.max_logit_key,
-        logsumexp_mean=means["logsumexp"],
-        sink_mass_mean=means["sink_mass"],
-        distance_mean=means.get("distance"),
         nonfinite_rows=int(rows.nonfinite.sum()),
         label=label,
         label_score=label_score,
@@ -126,29 +126,15 @@ def _head_statistics(rows: HeadRows, thresholds: Thresholds | None) -> HeadStati
     )
 
 
-def row_columns(rows: HeadRows) -> dict[str, torch.Tensor]:
-    """The columns of rows that have means, float64 (rows that are not empty,).
-
-    `entropy_normalized` is of the rows with more than one outcome alone; `distance` is left out
-    where positions are not defined.
-    """
-    some = ~rows.empty
-    entropy = rows.entropy_nats[some]
-    choice = rows.outcomes > 1
-    limit = torch.log(rows.outcomes[choice].to(torch.float64))
-    columns = {
-        "keys": rows.keys[some].to(torch.float64),
-        "entropy_nats": entropy,
-        "entropy_bits": entropy / math.log(2),
-        "entropy_normalized": rows.entropy_nats[choice] / limit,
-        "effective_keys": torch.exp(entropy),
-        "max_weight": rows.max_weight[some],
-        "logsumexp": rows.logsumexp[some],
-        "sink_mass": rows.sink_mass[some],
+def row_values(rows: HeadRows) -> dict[str, torch.Tensor]:
+    """The columns of which heads have means, float64 (rows that have a value,)."""
+    columns = {name: getattr(rows, name) for name in AVERAGED}
+    return {
+        name: rows.keys.new_empty(0, dtype=torch.float64)
+        if values is None
+        else values[rows.having(name)].to(torch.float64)
+        for name, values in columns.items()
     }
-    if rows.distance is not None:
-        columns["distance"] = rows.distance[some]
-    return columns
 
 
 def draw_rows(problem: Problem, count: int, seed: int) -> list[NDArray[np.int64]]:
@@ -171,7 +157,7 @@ def estimates_of(rows: HeadRows, queries: int) -> dict[str, Estimate]:
     """
     return {
         name: estimate(values, len(rows.queries), queries)
-        for name, values in row_columns(rows).items()
+        for name, values in row_values(rows).items()
         if len(values)
     }
 

@@ -73,7 +73,7 @@ def score_labels(rows: HeadRows) -> LabelScores:
     """Score every label for one head."""
     shares = rows.shares
     sink_weight = rows.sink_weight
-    normalized = _mean(_normalized(rows))
+    normalized = _mean(rows.entropy_normalized[rows.having("entropy_normalized")])
     return LabelScores(
         previous_token=_place_score(rows, shares.previous),
         self=_place_score(rows, shares.own),
@@ -127,11 +127,6 @@ def _place_score(
     if math.isnan(found):
         return None
     return max(0.0, (found - chance) / (1 - chance))
-
-
-def _normalized(rows: HeadRows) -> torch.Tensor:
-    choice = rows.outcomes > 1
-    return rows.entropy_nats[choice] / torch.log(rows.outcomes[choice].to(torch.float64))
 
 
 def _mean(values: torch.Tensor) -> float | None:

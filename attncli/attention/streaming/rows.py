@@ -10,43 +10,60 @@ from typing import Any
 import torch
 
 from attncli.attention.streaming.tiles import TileSums, exponential
+from attncli.columns import column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStatistics:
     """What is known of rows, (G, R) for the heads of a group or (R,) for one of them.
 
-    Floats are float64, and NaN where a row has no such value: an empty row has none.
+    Floats are float64, and NaN where a row has no such value: an empty row has none. Fields that
+    are columns say themselves what they are.
 
     Attributes:
-        keys: int64, number of visible keys.
-        entropy_nats: of all outcomes: the visible keys and the sink, if there is one.
-        max_weight: the largest weight of a visible key.
-        max_logit: the largest that is not NaN; NaN where there is no other.
-        top_key: int64, the key it belongs to, −1 in empty rows; None if not asked for.
-        logsumexp: of the visible keys alone.
         row_max: the larger of the largest logit and the sink.
         sum_exp_minus_1: Σ e^(s − row_max) − 1 over all outcomes, so that a weight is
             e^(s − row_max) / (1 + sum_exp_minus_1).
-        sink_weight: what the sink logit takes; None without one.
-        distance: Σ w·|p − j|; None where positions are not defined.
         empty: bool, whether the query sees no key.
-        nonfinite: bool, whether a visible logit is NaN or infinite.
         output: (G, R, d_v), in the dtype of arithmetic, 0 in empty rows; None if not asked for.
     """
 
-    keys: torch.Tensor
-    entropy_nats: torch.Tensor
-    max_weight: torch.Tensor
-    max_logit: torch.Tensor
-    top_key: torch.Tensor | None
-    logsumexp: torch.Tensor
+    keys: torch.Tensor = column("keys", description="int64, number of visible keys")
+    entropy_nats: torch.Tensor = column(
+        "entropy", unit="nats", description="of all outcomes: the visible keys and the sink"
+    )
+    entropy_bits: torch.Tensor = column("entropy", unit="bits", description="the same in bits")
+    entropy_normalized: torch.Tensor = column(
+        "normalised", description="entropy / ln(outcomes), where there is more than one outcome"
+    )
+    effective_keys: torch.Tensor = column("effective keys", description="e^entropy")
+    max_weight: torch.Tensor = column(
+        "largest weight", description="the largest weight of a visible key"
+    )
+    top_key: torch.Tensor | None = column(
+        "top key", description="int64, key of the largest logit, −1 for none; None if not asked for"
+    )
+    max_logit: torch.Tensor = column(
+        "max logit", description="the largest that is not NaN; NaN where there is no other"
+    )
+    logsumexp: torch.Tensor = column("logsumexp", description="of the visible keys alone")
+    sink_mass: torch.Tensor | None = column(
+        "sink mass",
+        description="weight on the first keys; None until it is looked for",
+        default=None,
+    )
+    distance: torch.Tensor | None = column(
+        "distance", description="Σ w·|p − j|, in keys; None where positions are not defined"
+    )
+    sink_weight: torch.Tensor | None = column(
+        "sink logit's weight", description="what the sink logit takes; None without one"
+    )
+    nonfinite: torch.Tensor = column(
+        "non-finite", description="bool, whether a visible logit is NaN or infinite"
+    )
     row_max: torch.Tensor
     sum_exp_minus_1: torch.Tensor
-    sink_weight: torch.Tensor | None
-    distance: torch.Tensor | None
     empty: torch.Tensor
-    nonfinite: torch.Tensor
     output: torch.Tensor | None
 
     @property
@@ -54,6 +71,10 @@ class RowStatistics:
         """Int64: visible keys, and the sink where there is one; 0 in empty rows."""
         with_sink = 0 if self.sink_weight is None else 1
         return (self.keys + with_sink).masked_fill(self.empty, 0)
+
+    def having(self, name: str) -> torch.Tensor:
+        """Bool, which rows have a value in a column: without a choice nothing is normalised."""
+        return self.outcomes > 1 if name == "entropy_normalized" else ~self.empty
 
     def of_head(self, index: int) -> dict[str, Any]:
         """The fields of one head of the group."""
@@ -83,24 +104,29 @@ def finish_rows(
     spread = joined.sum_exp_shifted / (1 + joined.sum_exp_minus_1)
     entropy = torch.log1p(joined.sum_exp_minus_1) - spread
     outcomes = (keys + (sinks is not None)).to(torch.float64)
-    entropy = torch.minimum(entropy.clamp(min=0.0), torch.log(outcomes)) + 0.0  # never −0.0
+    limit = torch.log(outcomes)
 
     def of_rows(values: torch.Tensor) -> torch.Tensor:
         return values.masked_fill(empty, torch.nan)
 
+    entropy = of_rows(torch.minimum(entropy.clamp(min=0.0), limit) + 0.0)  # never −0.0
+
     return RowStatistics(
         keys=keys,
-        entropy_nats=of_rows(entropy),
+        entropy_nats=entropy,
+        entropy_bits=entropy / math.log(2),
+        entropy_normalized=(entropy / limit).masked_fill(outcomes < 2, torch.nan),
+        effective_keys=torch.exp(entropy),
         max_weight=of_rows(largest),
-        max_logit=of_rows(merged.row_max.masked_fill(merged.lost, torch.nan)),
         top_key=_top_key(sums, merged, empty),
+        max_logit=of_rows(merged.row_max.masked_fill(merged.lost, torch.nan)),
         logsumexp=of_rows(merged.row_max + torch.log1p(merged.sum_exp_minus_1)),
+        distance=None if merged.distance is None else of_rows(merged.distance * largest),
+        sink_weight=None if sinks is None else of_rows(_weight_of(sinks, joined)),
+        nonfinite=sums.nonfinite | (torch.isneginf(merged.row_max) & ~empty),
         row_max=joined.row_max,
         sum_exp_minus_1=joined.sum_exp_minus_1,
-        sink_weight=None if sinks is None else of_rows(_weight_of(sinks, joined)),
-        distance=None if merged.distance is None else of_rows(merged.distance * largest),
         empty=empty,
-        nonfinite=sums.nonfinite | (torch.isneginf(merged.row_max) & ~empty),
         output=_output(sums, largest, empty),
     )
 

@@ -86,11 +86,6 @@ class HeadRows(RowStatistics):
     max_logit_key: int | None
     received: KeyMass | None
 
-    @property
-    def sink_mass(self) -> torch.Tensor:
-        """Float64 (R,), weight on the first keys."""
-        return self.shares.first.weight
-
 
 def stream_rows(
     problem: Problem,
@@ -174,14 +169,15 @@ def _of_group(
     shares = find_shares(group, rows, wanted.sink_keys)
     found = []
     for index, head in enumerate(group.heads):
+        own = shares.of_head(index)
         query, key = _largest_logit(group, index, rows)
         found.append(
             HeadRows(
-                **rows.of_head(index),
+                **rows.of_head(index) | {"sink_mass": own.first.weight},
                 batch=group.batch,
                 head=head,
                 queries=group.rows,
-                shares=shares.of_head(index),
+                shares=own,
                 max_logit_query=query,
                 max_logit_key=key,
                 received=None if received is None else received.of_head(index),
