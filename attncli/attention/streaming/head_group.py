@@ -78,14 +78,23 @@ class HeadGroup:
         return self.keys.device
 
     @property
+    def plain(self) -> bool:
+        """Whether the logits are scaled products alone, and intervals say which are visible."""
+        return self.softcap is None and self.slopes is None and self.by_interval
+
+    @property
+    def in_a_row(self) -> bool:
+        """Whether the queries follow each other without a gap."""
+        count = len(self.queries)
+        return count > 0 and int(self.queries[-1]) - int(self.queries[0]) == count - 1
+
+    @property
     def base2_logits(self) -> bool:
         """Whether logits may be computed in units of ln 2, which spares a pass over each tile.
 
-        Only where nothing is done to the scaled products, and not in float64, whose every digit
-        counts.
+        Not in float64, whose every digit counts.
         """
-        plain = self.softcap is None and self.slopes is None and self.by_interval
-        return plain and self.dtype == torch.float32
+        return self.plain and self.dtype == torch.float32
 
     def scaled_queries(self, start: int, stop: int, unit: float = 1.0) -> torch.Tensor:
         """(G, stop − start, d_k), in the dtype of arithmetic, times what goes before the tanh."""
