@@ -6,6 +6,7 @@
     masked = capped + biases, invisible cells −∞
     weights = softmax(masked), a sink joining the denominator
     output = weights · V
+    entropy = −Σ weights · ln weights
 
 Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2; the soft cap of Gemma 2
 (2024), the sink logits of gpt-oss (2025).
@@ -117,25 +118,25 @@ def softmax(
             whose weight is then dropped; None for none.
     """
     empty = ~visible.any(-1)  # (..., S_q)
-    peak = _row_maximum(masked)
-    top = peak if sink is None else torch.maximum(peak, sink)
-    top = torch.where(empty, 0.0, top)
-    exps = torch.exp(masked - top[..., None])
+    of_all = _row_maximum(masked)
+    row_max = of_all if sink is None else torch.maximum(of_all, sink)
+    row_max = torch.where(empty, 0.0, row_max)
+    exps = torch.exp(masked - row_max[..., None])
     of_keys = exps.sum(-1, dtype=torch.float64)
     of_sink = torch.zeros_like(of_keys)
     if sink is not None:
-        of_sink = torch.where(empty, 0.0, torch.exp((sink - top).to(torch.float64)))
-    total = torch.where(empty, 1.0, of_keys + of_sink)
-    logsumexp = torch.log(of_keys) + top
+        of_sink = torch.where(empty, 0.0, torch.exp((sink - row_max).to(torch.float64)))
+    sum_exp = torch.where(empty, 1.0, of_keys + of_sink)
+    logsumexp = torch.log(of_keys) + row_max
     if sink is not None:  # the keys may all lie far below the sink: their own maximum then serves
-        own = torch.where(empty, 0.0, peak)
-        of_own = torch.exp(masked - own[..., None]).sum(-1, dtype=torch.float64)
-        logsumexp = torch.log(of_own) + own
-    weights = exps / total[..., None].to(exps.dtype)
+        key_max = torch.where(empty, 0.0, of_all)
+        of_own = torch.exp(masked - key_max[..., None]).sum(-1, dtype=torch.float64)
+        logsumexp = torch.log(of_own) + key_max
+    weights = exps / sum_exp[..., None].to(exps.dtype)
     return Softmax(
         weights=torch.where(visible, weights, 0.0),  # where a row is NaN, hidden keys are not
         logsumexp=torch.where(empty, -torch.inf, logsumexp).to(masked.dtype),
-        sink=(of_sink / total).to(masked.dtype),
+        sink=(of_sink / sum_exp).to(masked.dtype),
         empty=empty,
     )
 
@@ -167,6 +168,28 @@ def _of_broken(weights: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) ->
     higher = torch.where(reached(weighed, v == torch.inf), torch.inf, 0.0)
     lower = torch.where(reached(weighed, v == -torch.inf), -torch.inf, 0.0)
     return torch.where(nan, torch.nan, higher + lower)
+
+
+def entropy_of_weights(weights: torch.Tensor, *, with_sink: bool = False) -> torch.Tensor:
+    """Shannon entropy of each row, in nats: Σ −w ln w with 0·ln 0 = 0.
+
+    Args:
+        weights: (..., S_q, S_k), rows that sum to 1, or to less beside a sink, or to 0.
+        with_sink: whether what a row lacks to 1 is the weight of a sink, one more outcome.
+
+    Returns:
+        float64 (..., S_q); 0 in empty rows, never negative.
+
+    Source: Shannon, "A Mathematical Theory of Communication" (1948).
+    """
+    exact = weights.to(torch.float64)
+    entropy = torch.special.entr(exact).sum(-1)
+    if with_sink:
+        total = exact.sum(-1)
+        rest = torch.where(total > 0, 1 - total, 0.0).clamp(min=0.0)
+        entropy = entropy + torch.special.entr(rest)
+    never_minus_zero: torch.Tensor = entropy.clamp(min=0.0) + 0.0
+    return never_minus_zero
 
 
 def finite_in(bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from attncli.attention.running import RunningStatistics
+from attncli.attention.softmax_stats import SoftmaxStats, softmax_stats
 from attncli.attention.stages import Block, Selection, Stage, select, stage_blocks, stages_of
-from attncli.attention.symptoms import symptoms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
 # Far enough below a row's maximum that exp gives 0, and finite, so that 0 · it is 0.
 _NOTHING = -1e6
-
-
-@dataclass(frozen=True, slots=True)
-class Sharpness:
-    """How sharp softmax is over some rows; None where there are no rows.
-
-    Attributes:
-        entropy_bits: mean entropy, in bits.
-        max_weight: mean of the largest weight, a sink's included.
-        softmax_grad: mean Frobenius norm of the softmax Jacobian.
-    """
-
-    entropy_bits: float | None
-    max_weight: float | None
-    softmax_grad: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +45,8 @@ class Walkthrough:
 
     Attributes:
         statistics: stage → extremes and moments.
-        unscaled: the same softmax under a scale of 1.
-        scaled: softmax of what softmax is really given.
+        unscaled: means of the same softmax under a scale of 1; None where there are no rows.
+        scaled: likewise of what softmax is really given, a sink's weight included.
         masked_cells: cells that the mask hides.
         cells: all cells of real queries.
         keys_min, keys_max: visible keys of the rows that are not empty.
@@ -76,8 +61,8 @@ class Walkthrough:
     """
 
     statistics: dict[Stage, RunningStatistics]
-    unscaled: Sharpness
-    scaled: Sharpness
+    unscaled: SoftmaxStats[float | None]
+    scaled: SoftmaxStats[float | None]
     masked_cells: int
     cells: int
     keys_min: int | None
@@ -168,7 +153,7 @@ class _Gathered:
         raw = self._without_scale(blocks)[scores.real.numpy()][seen]
         sinks = self.problem.sinks
         sink = None if sinks is None else float(sinks[scores.head])
-        before, after = (symptoms(_outcomes(part, visible, sink)) for part in (raw, masked))
+        before, after = (softmax_stats(_outcomes(part, visible, sink)) for part in (raw, masked))
         for name in self.scaled:
             self.unscaled[name].add(getattr(before, name))
             self.scaled[name].add(getattr(after, name))
@@ -209,8 +194,8 @@ class _Gathered:
         keys = self.keys
         return Walkthrough(
             statistics=self.statistics,
-            unscaled=Sharpness(**{name: found.mean for name, found in self.unscaled.items()}),
-            scaled=Sharpness(**{name: found.mean for name, found in self.scaled.items()}),
+            unscaled=SoftmaxStats(**{name: found.mean for name, found in self.unscaled.items()}),
+            scaled=SoftmaxStats(**{name: found.mean for name, found in self.scaled.items()}),
             masked_cells=self.masked,
             cells=self.cells,
             keys_min=int(keys.minimum) if keys.count else None,

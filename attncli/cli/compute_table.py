@@ -183,7 +183,7 @@ def _entropies(one: Prepared, result: StageResult, unit: Unit) -> tuple[str, Any
         return None
     import numpy as np
 
-    from attncli.attention.entropy import entropy_of_weights
+    from attncli.attention.steps import entropy_of_weights
 
     nats = entropy_of_weights(result.values, with_sink=_has_sinks(one.problem)).numpy()
     values = (nats / np.log(2) if unit is Unit.BITS else nats).astype(object)

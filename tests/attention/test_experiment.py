@@ -12,7 +12,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from attncli.attention.symptoms import symptoms
+from attncli.attention.softmax_stats import softmax_stats
 from attncli.attention.variance import experiment as experiment_module
 from attncli.attention.variance.audit import diagnosis
 from attncli.attention.variance.clustered import ClusterSums, student_quantile
@@ -226,14 +226,14 @@ def test_the_symptoms_of_a_missing_scale() -> None:
     ("row", "grad"), [([0.0] * 8, 0.330719), ([10.0, 1.0, 1.0], 0.000390), ([4.0], 0.0)]
 )
 def test_worked_softmax_gradients(row: list[float], grad: float) -> None:
-    found = symptoms(np.array([row]))
+    found = softmax_stats(np.array([row]))
     assert found.softmax_grad[0] == pytest.approx(grad, abs=5e-7)
 
 
 def test_symptoms_against_many_digits() -> None:
     rows = np.array([[0.3, -1.2, 2.0], [900.0, 860.0, -900.0], [5.0, 5.0, -80.0], [1e308, 0, 0]])
     with np.errstate(under="ignore"):
-        found = symptoms(rows)
+        found = softmax_stats(rows)
     for index, row in enumerate(rows.tolist()):
         with mpmath.workdps(60):
             exps = [mpmath.exp(mpmath.mpf(x) - max(row)) for x in row]
@@ -249,9 +249,9 @@ def test_symptoms_against_many_digits() -> None:
 
 
 def test_flat_rows_have_all_the_entropy_and_never_negative_zero() -> None:
-    found = symptoms(np.zeros((1, 4)))
+    found = softmax_stats(np.zeros((1, 4)))
     assert found.entropy_bits[0] == pytest.approx(2, rel=1e-15)
-    assert math.copysign(1, symptoms(np.zeros((1, 1))).entropy_bits[0]) == 1
+    assert math.copysign(1, softmax_stats(np.zeros((1, 1))).entropy_bits[0]) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from random_problems import masks, positional_options, tensors
 
 import attncli
-from attncli.attention.entropy import entropy_of_weights
+from attncli.attention.steps import entropy_of_weights
 
 NAN, INF = math.nan, math.inf
 

@@ -12,7 +12,7 @@ import torch
 
 import attncli
 from attncli.attention import steps
-from attncli.attention.entropy import entropy_of_weights
+from attncli.attention.steps import entropy_of_weights
 
 INF = math.inf
 

@@ -16,11 +16,12 @@ from random_problems import masks, tensors
 import attncli
 from attncli.attention import stages as stages_module
 from attncli.attention.draw import example
-from attncli.attention.entropy import entropy_of_weights
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem, make_problem
+from attncli.attention.softmax_stats import SoftmaxStats
 from attncli.attention.stages import Stage, select
-from attncli.attention.walkthrough import Sharpness, input_variance, walk_through
+from attncli.attention.steps import entropy_of_weights
+from attncli.attention.walkthrough import input_variance, walk_through
 
 
 def scores_of(*rows: list[float], **options: Any) -> Problem:
@@ -36,7 +37,7 @@ def jacobian_norm(weights: torch.Tensor) -> float:
     return float((torch.diag(weights) - torch.outer(weights, weights)).norm())
 
 
-def assert_sharpness(found: Sharpness, weights: torch.Tensor) -> None:
+def assert_sharpness(found: SoftmaxStats[float | None], weights: torch.Tensor) -> None:
     """Means over rows of outcomes, (rows, outcomes), that all see something."""
     assert found.entropy_bits == pytest.approx(
         float(entropy_of_weights(weights).mean()) / math.log(2), abs=1e-9

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attncli.attention.symptoms import symptoms
+from attncli.attention.softmax_stats import softmax_stats
 from attncli.attention.variance.clustered import ClusterSums
 from attncli.attention.variance.distributions import Distribution, DistributionName
 from attncli.attention.variance.scale_rule import ScaleRule, scale_of
@@ -187,7 +187,8 @@ class _ChunkSums:
 
     Attributes:
         dots: sums of q·k over queries.
-        sharpness: float64 (factors, 3), `Symptoms.totals` under every factor of the scores.
+        sharpness: float64 (factors, 3), sums of the fields of `SoftmaxStats` under every factor of
+            the scores.
     """
 
     dots: ClusterSums
@@ -235,7 +236,10 @@ def _chunk(spec: ExperimentSpec, factors: list[float], per_chunk: int, chunk: in
     seed = np.random.SeedSequence(spec.seed, spawn_key=(spec.dk, chunk))
     scores = _scores(spec, np.random.default_rng(seed), queries)
     counted = spec.samples - chunk * per_chunk * spec.keys
-    sharpness = np.stack([symptoms(scores * factor).totals for factor in factors])
+    found = (softmax_stats(scores * factor) for factor in factors)
+    sharpness = np.array(
+        [[s.entropy_bits.sum(), s.max_weight.sum(), s.softmax_grad.sum()] for s in found]
+    )
     reference = spec.distribution.dot_mean(spec.dk) or 0.0
     return _ChunkSums(ClusterSums.of(scores, reference, counted), sharpness)
 

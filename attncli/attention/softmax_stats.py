@@ -1,20 +1,20 @@
-"""What a softmax over a few keys looks like: entropy, largest weight, gradient."""
+"""How sharp a softmax is: entropy, largest weight, gradient. Without torch, for few keys."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Symptoms:
-    """The three symptoms of a softmax that is too sharp or too flat, one value per row.
+class SoftmaxStats(Generic[Value]):
+    """What tells a softmax that is too sharp or too flat: float64 (rows,), or a mean of each.
 
     Attributes:
         entropy_bits: in bits, 0 to log2(keys).
@@ -22,31 +22,26 @@ class Symptoms:
         softmax_grad: Frobenius norm of the softmax Jacobian diag(w) − w wᵀ.
     """
 
-    entropy_bits: NDArray[np.float64]
-    max_weight: NDArray[np.float64]
-    softmax_grad: NDArray[np.float64]
-
-    @property
-    def totals(self) -> NDArray[np.float64]:
-        """Float64 (3,): each summed over the rows."""
-        return np.array([self.entropy_bits.sum(), self.max_weight.sum(), self.softmax_grad.sum()])
+    entropy_bits: Value
+    max_weight: Value
+    softmax_grad: Value
 
 
-def symptoms(logits: NDArray[np.float64]) -> Symptoms:
+def softmax_stats(logits: NDArray[np.float64]) -> SoftmaxStats[NDArray[np.float64]]:
     """Softmax of each row of logits, float64 (rows, keys), keys ≥ 1, and how sharp it is.
 
     The largest weight is held apart from the rest, so that rows that are nearly one-hot keep
     their relative accuracy: 1 − max_weight is a sum of small numbers, not a difference.
     """
-    peak = logits.argmax(1)[:, None]
-    below = logits - np.take_along_axis(logits, peak, 1)  # ≤ 0
-    rest = np.exp(below)
-    np.put_along_axis(rest, peak, 0.0, 1)
-    beside = rest.sum(1)
-    total = 1 + beside
-    spread = np.einsum("rk,rk->r", rest, below)
-    entropy = (np.log1p(beside) - spread / total) / math.log(2)
-    return Symptoms(entropy, 1 / total, _gradient(rest / total[:, None], 1 / total))
+    top_key = logits.argmax(1)[:, None]
+    shifted = logits - np.take_along_axis(logits, top_key, 1)  # ≤ 0
+    rest = np.exp(shifted)
+    np.put_along_axis(rest, top_key, 0.0, 1)
+    sum_exp_minus_1 = rest.sum(1)
+    sum_exp = 1 + sum_exp_minus_1
+    sum_exp_shifted = np.einsum("rk,rk->r", rest, shifted)
+    entropy = (np.log1p(sum_exp_minus_1) - sum_exp_shifted / sum_exp) / math.log(2)
+    return SoftmaxStats(entropy, 1 / sum_exp, _gradient(rest / sum_exp[:, None], 1 / sum_exp))
 
 
 def _gradient(rest: NDArray[np.float64], largest: NDArray[np.float64]) -> NDArray[np.float64]:
