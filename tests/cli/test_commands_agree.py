@@ -1,4 +1,4 @@
-"""One problem under one set of options: every command tells the same of it."""
+"""One problem under one set of options: every command tells the same of it, and the truth."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain import Array, Run, Tensors
+from plain_masks import plain_mask
 
 # Options that the mask does not depend on; `mask` refuses them.
 OF_THE_SOFTMAX = ("--scale", "--temperature", "--softcap", "--sinks")
@@ -32,10 +33,43 @@ class Asked:
     @property
     def real_queries(self) -> Array:
         """Bool (B, S_q), True = not taken out by --query-lengths."""
-        batch, _, q_len, _ = self.arrays["q"].shape
-        lengths = self.options.get("--query-lengths")
-        given = [q_len] * batch if lengths is None else [int(n) for n in lengths.split(",")]
-        return np.arange(q_len) < np.array(given)[:, None]  # (B, S_q)
+        q_len = self.arrays["q"].shape[2]
+        return np.arange(q_len) < np.array(self.per_batch("--query-lengths", q_len))[:, None]
+
+    def per_batch(self, name: str, default: int) -> list[int]:
+        """What an option says of each batch, as one number for all or several."""
+        batch = len(self.arrays["q"])
+        numbers = [int(n) for n in (self.options.get(name) or str(default)).split(",")]
+        return numbers * batch if len(numbers) == 1 else numbers
+
+    @property
+    def visible(self) -> Array:
+        """Bool (B, H, S_q, S_k), cell by cell: what a query that is not padded may see."""
+        batch, heads, q_len, _ = self.arrays["q"].shape
+        k_len = self.arrays["k"].shape[2]
+        rules: dict[str, Any] = {"causal": "--causal" in self.options}
+        for name in ("left_window", "right_window", "prefix", "dilation"):
+            if (option := "--" + name.replace("_", "-")) in self.options:
+                rules[name] = int(self.options[option] or 0)
+        if "--segments" in self.options:
+            rules["segments"] = [int(n) for n in str(self.options["--segments"]).split(",") if n]
+        named = {"top-left": ["0"], "bottom-right": [str(k_len - q_len)]}
+        declared = str(self.options["--query-offset"])
+        offsets = [int(n) for n in named.get(declared, declared.split(","))] * batch
+        lengths = self.per_batch("--key-lengths", k_len)
+        cells = np.zeros((batch, heads, q_len, k_len), bool)
+        for b in range(batch):
+            keep = self.arrays["padding"][b] if "padding" in self.arrays else np.ones(k_len, bool)
+            own = rules | {"key_length": lengths[b], "keep": keep}
+            cells[b] = plain_mask(q_len, k_len, offsets[b], **own)
+        return cells & self._kept_by_file & self.real_queries[:, None, :, None]
+
+    @property
+    def _kept_by_file(self) -> Array:
+        mask = self.arrays.get("mask", np.ones(1, bool))
+        if mask.dtype != bool:
+            return mask > -math.inf
+        return ~mask if "--mask-true" in self.options else mask
 
 
 @st.composite
@@ -55,8 +89,8 @@ def problems(draw: st.DrawFn) -> Asked:
         name: (rng.standard_normal(shape) * spread).astype(dtype) for name, shape in shapes.items()
     }
     cells = (batch, heads, q_len, k_len)
-    numbers = draw(_numbers(heads))
-    return Asked(arrays, numbers | draw(_positions(batch, k_len)) | draw(_masks(cells, arrays)))
+    numbers, masks = draw(_numbers(heads)), draw(_masks(cells, arrays))
+    return Asked(arrays, numbers | masks | draw(_positions(batch, k_len, masks)))
 
 
 @st.composite
@@ -74,12 +108,15 @@ def _numbers(draw: st.DrawFn, heads: int) -> dict[str, str | None]:
 
 
 @st.composite
-def _positions(draw: st.DrawFn, batch: int, k_len: int) -> dict[str, str | None]:
+def _positions(
+    draw: st.DrawFn, batch: int, k_len: int, masks: dict[str, str | None]
+) -> dict[str, str | None]:
     offset = st.integers(-3, 4).map(str)
     several = st.lists(offset, min_size=batch, max_size=batch).map(",".join)
-    found: dict[str, str | None] = {
-        "--query-offset": draw(st.sampled_from(["top-left", "bottom-right"]) | several)
-    }
+    # Which corner is meant where some of the keys or queries are padding is told elsewhere.
+    padded = {"--key-lengths", "--query-lengths", "--key-padding"} & masks.keys()
+    corners = ["top-left"] if padded else ["top-left", "bottom-right"]
+    found: dict[str, str | None] = {"--query-offset": draw(st.sampled_from(corners) | several)}
     if draw(st.booleans()):
         found["--alibi"] = None
     for name in ("--left-window", "--right-window"):
@@ -110,7 +147,8 @@ def _masks(
         found["--key-padding"] = "padding.npy"
     kind = draw(st.sampled_from(["none", "keep", "drop", "additive"]))
     if kind != "none":
-        shape = cells if draw(st.booleans()) else cells[2:]
+        every = [cells, cells[1:], cells[2:], cells[3:], (batch, 1, 1, k_len), (q_len, 1)]
+        shape = draw(st.sampled_from(every))
         keep = rng.random(shape) < 0.7
         added = np.where(keep, rng.standard_normal(shape), -math.inf)
         arrays["mask"] = {"keep": keep, "drop": ~keep, "additive": added}[kind]
@@ -134,15 +172,16 @@ def test_commands_agree(
     for name, array in asked.arrays.items():
         np.save(f"{name}.npy", array)
     files, same = ("q.npy", "k.npy", "v.npy"), (*asked.words(), "-q", "-f", "json")
-    computed = run("compute", *files, *same, "--save", "stages.npz").json["data"]["stages"]
+    computed = run("compute", *files, *same, "--save", "stages.npz").json["data"]
     with np.load("stages.npz") as saved:
         stages = {name: saved[name] for name in saved.files}
+    assert np.array_equal(_seen(stages, asked), asked.visible)
     _assert_entropy(run("entropy", *files, *same, "--per-row").json["data"], stages, asked)
     _assert_variance(run("variance", *files, *same).json["data"], stages, asked)
     mask_words = asked.words(without=OF_THE_SOFTMAX)
     masks = run("mask", "q.npy", "k.npy", *mask_words, "-q", "-f", "json").json["data"]
     _assert_mask(masks, stages, asked)
-    _assert_compute(computed, stages, asked)
+    _assert_compute(computed["stages"], stages, asked)
     _assert_check_accepts(run, [*files, *same], stages)
 
 
