@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attncli.attention.options import AttentionOptions, Corner, MaskTrue
 from attncli.attention.problem import Precision, Problem, make_problem
-from attncli.attention.variance import cell_sums, sides
+from attncli.attention.variance import cell_sums, moments
 from attncli.attention.variance.audit import audit
 from attncli.attention.variance.moments import ScoreMoments, score_moments
 
@@ -70,7 +70,7 @@ MASKS = {
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the same cases with blocks so small that every boundary is crossed."""
     if request.param == "small blocks":
-        monkeypatch.setattr(sides, "TILE_ROWS", 8)
+        monkeypatch.setattr(moments, "TILE_ROWS", 8)
         monkeypatch.setattr(cell_sums, "TILE_ROWS", 8)
         monkeypatch.setattr(cell_sums, "ROW_BLOCK", 4)
         monkeypatch.setattr(cell_sums, "_DIRECT_KEYS", 6)
@@ -319,3 +319,123 @@ def test_rules_in_any_combination(
     problem = make_problem(*tensors(q_len, k_len, seed=seed), None, options)
     for one in audit(problem):
         assert_like_brute_force(problem, one)
+
+
+def exact_variance(problem: Problem) -> float:
+    """Population variance of the visible scores of the first head, about a score, two passes."""
+    cells = visible_cells(problem, 0, 0)
+    cells = cells - cells[0]
+    return float((cells - cells.mean()).square().mean())
+
+
+@pytest.mark.parametrize("way", ["key padding", "file per key", "file"])
+@pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.FLOAT64])
+@pytest.mark.parametrize("size", [10_000.0, 1e8])
+def test_a_mean_of_hidden_cells_does_not_cancel(
+    way: str, precision: Precision, size: float
+) -> None:
+    dtype = torch.float32 if size < 1e7 else torch.float64
+    k = torch.tensor([[size], [size + 1], [size + 2], [0], [0], [0]], dtype=dtype)
+    keep = np.array([True] * 3 + [False] * 3)
+    mask = {
+        "key padding": {"key_padding": keep[None]},
+        "file per key": {"attn_mask": keep},
+        "file": {"attn_mask": np.tile(keep, (6, 1))},
+    }
+    options = AttentionOptions(**mask[way])
+    problem = make_problem(torch.ones(6, 1, dtype=dtype), k, None, options, precision=precision)
+    found = score_moments(problem, 0, 0)
+    assert found.var == pytest.approx(2 / 3, rel=1e-6)
+    assert found.mean == pytest.approx(size + 1, rel=1e-12)
+
+
+@pytest.mark.parametrize("spread", [1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("mask", ["itself alone", "documents", "file"])
+def test_visible_scores_far_from_all_others(spread: float, mask: str) -> None:
+    """Rows of nearly one length: a query's score with its own key varies little."""
+    rng = np.random.default_rng(0)
+    length = 9000 if mask != "file" else 900
+    rows = rng.standard_normal((length, 16))
+    norms = 100 * (1 + spread * rng.standard_normal((length, 1)))
+    rows = torch.from_numpy(rows / np.linalg.norm(rows, axis=1, keepdims=True) * norms)
+    if mask == "documents":  # of three like rows each
+        rows = rows[:3000].repeat_interleave(3, 0)
+    rows = rows.float()
+    options = AttentionOptions(
+        **{
+            "itself alone": {"left_window": 0, "right_window": 0},
+            "documents": {"segments": np.repeat(np.arange(3000), 3)},
+            "file": {"attn_mask": np.eye(length, dtype=bool)},
+        }[mask]
+    )
+    problem = make_problem(rows, rows, None, options, precision=Precision.FLOAT32)
+    own = rows.double().square().sum(1)
+    expected = float((own - own.mean()).square().mean())
+    assert score_moments(problem, 0, 0).var == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.FLOAT64])
+def test_long_documents_that_lie_far_apart(precision: Precision) -> None:
+    """What a Gram matrix cannot tell is computed cell by cell."""
+    rng = np.random.default_rng(3)
+    places = 1e4 * rng.standard_normal((4, 8))
+    places *= (1e4 / np.linalg.norm(places, axis=1))[:, None]
+    rows = np.repeat(places, 1500, 0)
+    q, k = (torch.from_numpy(rows + 1e-3 * rng.standard_normal(rows.shape)) for _ in "qk")
+    options = AttentionOptions(segments=np.repeat(np.arange(4), 1500))
+    problem = make_problem(q, k, None, options, precision=precision)
+    expected = exact_variance(problem)
+    assert score_moments(problem, 0, 0).var == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["full", "causal", "file"])
+def test_a_mean_in_a_direction_in_which_nothing_varies(name: str) -> None:
+    rng = np.random.default_rng(4)
+    turn, _ = np.linalg.qr(rng.standard_normal((16, 16)))
+    q = np.zeros((S, 16))
+    q[:, :5] = rng.standard_normal((S, 5))
+    k = rng.standard_normal((S, 16))
+    k[:, 9] += 3e4
+    q, k = (torch.from_numpy(side @ turn).float() for side in (q, k))
+    options = AttentionOptions(**MASKS[name])
+    problem = make_problem(q, k, None, options, precision=Precision.FLOAT32)
+    expected = exact_variance(problem)
+    assert score_moments(problem, 0, 0).var == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.FLOAT64])
+@pytest.mark.parametrize("mask", ["window", "file", "file per key"])
+def test_one_visible_cell_has_no_variance(precision: Precision, mask: str) -> None:
+    q, k = tensors()
+    only = np.zeros((S, S), bool)
+    only[3, 8] = True
+    options = AttentionOptions(
+        **{
+            "window": {"left_window": 0, "right_window": 0, "query_offset": S - 1},
+            "file": {"attn_mask": only},
+            "file per key": {"attn_mask": only[3], "query_lengths": (1, 1)},
+        }[mask]
+    )
+    problem = make_problem(q, k, None, options, precision=precision)
+    for found in audit(problem):
+        assert (found.cells, found.var, found.scale_for_unit_variance) == (1, 0.0, None)
+
+
+@pytest.mark.parametrize("name", ["full", "causal", "file", "scattered documents"])
+def test_threads_change_no_bit(name: str) -> None:
+    rng = np.random.default_rng(1)
+    q, k = (torch.from_numpy(rng.standard_normal((2, 2, 2500, 16))).float() for _ in "qk")
+    masks = {
+        "file": {"attn_mask": rng.random((2500, 2500)) > 0.3},
+        "scattered documents": {"segments": rng.integers(0, 3, 2500)},
+    }
+    options = AttentionOptions(**masks.get(name, MASKS[name]))
+    problem = make_problem(q, k, None, options, precision=Precision.FLOAT32)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.append(list(audit(problem)))
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0] == found[1] == found[2]

@@ -1,36 +1,89 @@
 """Sums of scores and of their squares over the visible cells, without the matrix of scores.
 
-With q = c_q + a and k = c_k + b, a score less the constant c_q·c_k is a·b + c_q·b + a·c_k: the
-product of [a, 1, a·c_k] and [b, c_q·b, 1]. So the sums over an interval of keys are the last
-column and the quadratic form of the Gram matrix Σ b̃ b̃ᵀ of these longer vectors, which is kept
-up to date as the interval moves. Cells near an interval's ends are computed one by one.
+With q = c_q + a and k = c_k + b, a score less the constant c_q·c_k + m is a·b + c_q·b + a·c_k − m:
+the product of [a, 1, a·c_k − m] and [b, c_q·b, 1]. So the sums over an interval of keys are the
+last column and the quadratic form of the Gram matrix Σ b̃ b̃ᵀ of these augmented vectors, which is
+kept up to date as the interval moves. Cells near an interval's ends are computed one by one.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from attncli.attention.threads import map_ranges
-from attncli.attention.variance.sides import TILE_ROWS, Side
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import numpy as np
-    from numpy.typing import NDArray
-
+# Rows read, cast and centred at a time: 8192 × 128 float32 are 4 MiB.
+TILE_ROWS = 8192
+_SAMPLE_ROWS = 4096
 ROW_BLOCK = 256
 # Cells per row of a block that are computed one by one, at most, before the block is halved, or
 # instead of a Gram matrix.
 _DIRECT_KEYS = 4 * ROW_BLOCK
-_STREAM_ROWS = 1024
 # Long inputs are cut into so many chunks of rows, which repeat the sum up to their first interval.
 _CHUNKS = 2
 _CHUNK_ROWS = 2048
+_STREAM_ROWS = 1024
+# The relative error of a variance that is let pass, and roundings in a score.
+VARIANCE_ERROR = 4e-7
+_SCORE_ROUNDINGS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CentredRows:
+    """Some rows of Q or K, read in blocks, in the order wanted.
+
+    Attributes:
+        tensor: (S, d), in the dtype it came in.
+        order: int64 (n,), which rows and in which order; None for all as they lie.
+        dtype: of the arithmetic, float32 or float64.
+        device: where it is done.
+    """
+
+    tensor: torch.Tensor
+    order: torch.Tensor | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def __len__(self) -> int:
+        """How many rows."""
+        return self.tensor.shape[0] if self.order is None else len(self.order)
+
+    @property
+    def width(self) -> int:
+        """Length of one vector."""
+        return self.tensor.shape[1]
+
+    def block(self, at: int, stop: int) -> torch.Tensor:
+        """Rows [at, stop) in the dtype of the arithmetic, (stop − at, d)."""
+        rows = self.tensor[at:stop] if self.order is None else self.tensor[self.order[at:stop]]
+        return rows.to(device=self.device, dtype=self.dtype)
+
+    def centre(self, weights: NDArray[np.int64] | None = None) -> torch.Tensor:
+        """A vector near the mean, float64 (d,), that the arithmetic's dtype holds exactly.
+
+        The mean of some thousand rows spread evenly; 0 where that is not finite. Subtracting it
+        from float32 rows far from 0 loses nothing, and what is left of the mean is small. Rows
+        that are all alike give themselves.
+
+        Args:
+            weights: of each row, ≥ 0 and not all 0; None for rows that count alike.
+        """
+        counted = np.arange(len(self)) if weights is None else np.flatnonzero(weights)
+        some = counted[:: -(-len(counted) // _SAMPLE_ROWS)]
+        places = torch.from_numpy(some)
+        rows = self.tensor[places if self.order is None else self.order[places]]
+        rows = rows.to(device=self.device, dtype=torch.float64)
+        shares = np.ones(len(some)) if weights is None else weights[some] / weights[some].sum()
+        share = torch.as_tensor(shares / shares.sum(), device=self.device)[:, None]
+        mean = rows[0] + (share * (rows - rows[0])).sum(0)
+        held = mean.to(self.dtype).to(torch.float64)
+        return torch.where(torch.isfinite(held), held, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,42 +94,56 @@ class CellSums:
         cells: how many there are.
         shift: Σ (score − origin).
         squares: Σ (score − origin)².
-        origin: what is subtracted from each score, near their mean.
+        origin: what is subtracted from each score.
+        rounded_about: score that lies at 0 where the squares were rounded: the origin for cells
+            taken one by one, c_q·c_k for a Gram matrix, which subtracts m from sums of squares.
+        dtype: of the arithmetic.
     """
 
     cells: int
     shift: float
     squares: float
-    origin: float
+    origin: float = 0.0
+    rounded_about: float = 0.0
+    dtype: torch.dtype = torch.float64
 
     @property
-    def mean(self) -> float | None:
-        """Mean of the scores; None without cells."""
-        return self.origin + self.shift / self.cells if self.cells else None
+    def mean(self) -> float:
+        """Mean of the scores, of which there have to be some."""
+        return self.origin + self.shift / self.cells
 
     @property
-    def variance(self) -> float | None:
-        """Population variance of the scores; None without cells."""
-        if not self.cells:
-            return None
+    def variance(self) -> float:
+        """Population variance of the scores; 0 where they differ by their own rounding alone."""
         variance = self.squares / self.cells - (self.shift / self.cells) ** 2
-        return variance if variance != variance else max(0.0, variance)
+        rounding = _SCORE_ROUNDINGS * torch.finfo(torch.float64).eps * abs(self.mean)
+        return 0.0 if variance <= rounding**2 else variance
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether rounding of the squares may show in the variance."""
+        if not self.cells:
+            return False
+        eps = torch.finfo(self.dtype).eps
+        return eps * (self.mean - self.rounded_about) ** 2 > VARIANCE_ERROR * self.variance
 
 
 @dataclass(slots=True)
-class LongVectors:
-    """The longer vectors of one side, the last tiles of them kept.
+class AugmentedRows:
+    """The augmented vectors of queries or of keys, the last tiles of them kept.
 
     Attributes:
-        side: queries or keys.
-        own: float64 (d,), the side's centre.
-        other: float64 (d,), the other side's.
-        one_first: whether the 1 comes before the product with the other's centre (queries).
+        rows: queries or keys.
+        centre: float64 (d,), c of these.
+        other_centre: float64 (d,), c of the others.
+        minus: what is subtracted from the product with the other's centre.
+        one_first: whether the 1 comes before that product (queries).
     """
 
-    side: Side
-    own: torch.Tensor
-    other: torch.Tensor
+    rows: CentredRows
+    centre: torch.Tensor
+    other_centre: torch.Tensor
+    minus: float
     one_first: bool
     _tiles: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
 
@@ -96,13 +163,14 @@ class LongVectors:
         return self._tiles[tile]
 
     def _prepare(self, at: int) -> torch.Tensor:
-        block = self.side.block(at, min(at + TILE_ROWS, len(self.side)))
+        block = self.rows.block(at, min(at + TILE_ROWS, len(self.rows)))
         width = block.shape[1]
         longer = block.new_empty(len(block), width + 2)
-        moved = torch.sub(block, self.own.to(block.dtype), out=longer[:, :width])
+        moved = torch.sub(block, self.centre.to(block.dtype), out=longer[:, :width])
         one, product = (width, width + 1) if self.one_first else (width + 1, width)
         longer[:, one] = 1.0
-        longer[:, product] = moved @ self.other.to(block.dtype)
+        # In float64: rows may be all but orthogonal to a long centre.
+        longer[:, product] = moved.double() @ self.other_centre - self.minus
         return longer
 
 
@@ -111,21 +179,21 @@ class RunningGram:
     """Σ b̃ b̃ᵀ over an interval [first, stop) of keys that moves.
 
     Attributes:
-        keys: the longer vectors of the keys.
+        keys: the augmented vectors of the keys.
         total: float64 (d + 2, d + 2).
         first, stop: the interval.
     """
 
-    keys: LongVectors
+    keys: AugmentedRows
     total: torch.Tensor
     first: int = 0
     stop: int = 0
 
     @classmethod
-    def empty(cls, keys: LongVectors) -> RunningGram:
+    def empty(cls, keys: AugmentedRows) -> RunningGram:
         """The Gram matrix of no keys."""
-        width = keys.side.width + 2
-        zeros = torch.zeros(width, width, dtype=torch.float64, device=keys.side.device)
+        width = keys.rows.width + 2
+        zeros = torch.zeros(width, width, dtype=torch.float64, device=keys.rows.device)
         return cls(keys, zeros)
 
     def move(self, first: int, stop: int) -> torch.Tensor:
@@ -141,7 +209,7 @@ class RunningGram:
             if leaving and not bool(torch.isfinite(self.total).all()):
                 self._restart(first, stop)  # what left was not finite, and ∞ − ∞ remains
         self.first, self.stop = first, stop
-        return self.total.to(self.keys.side.dtype)
+        return self.total.to(self.keys.rows.dtype)
 
     def _restart(self, first: int, stop: int) -> None:
         self.total.zero_()
@@ -153,28 +221,31 @@ class RunningGram:
 
 
 def interval_sums(
-    queries: LongVectors,
-    keys: LongVectors,
+    queries: AugmentedRows,
+    keys: AugmentedRows,
     first: NDArray[np.int64],
     stop: NDArray[np.int64],
+    *,
+    one_by_one: bool = False,
 ) -> CellSums:
     """Sums over cells that are one interval of keys for each query.
 
     Linear in both lengths where intervals move slowly from row to row, whatever their width.
 
     Args:
-        queries, keys: the longer vectors.
+        queries, keys: the augmented vectors.
         first, stop: int64 (queries,), with stop > first.
+        one_by_one: whether every cell is computed, in time by their number: what is left of a
+            mean that the centres do not hold cancels in a Gram matrix.
     """
-    bounds = _chunk_bounds(len(first), keys.side.device)
+    bounds = _chunk_bounds(len(first), keys.rows.device)
 
     def sums_of(at: int, end: int) -> torch.Tensor:
         # Tiles are kept by each chunk for itself.
-        return _chunk_sums(replace(queries), replace(keys), first, stop, at, end)
+        return _chunk_sums(replace(queries), replace(keys), first, stop, at, end, one_by_one)
 
     totals = torch.stack(map_ranges(sums_of, bounds)).sum(0) if bounds else torch.zeros(2)
-    shift, squares = totals.tolist()
-    return CellSums(int((stop - first).sum()), shift, squares, _origin(queries))
+    return _cell_sums(int((stop - first).sum()), totals, queries, one_by_one)
 
 
 def _chunk_bounds(length: int, device: torch.device) -> list[tuple[int, int]]:
@@ -186,54 +257,59 @@ def _chunk_bounds(length: int, device: torch.device) -> list[tuple[int, int]]:
 
 
 def _chunk_sums(
-    queries: LongVectors,
-    keys: LongVectors,
+    queries: AugmentedRows,
+    keys: AugmentedRows,
     first: NDArray[np.int64],
     stop: NDArray[np.int64],
     begin: int,
     finish: int,
+    one_by_one: bool,
 ) -> torch.Tensor:
     """Σ (score − origin) and Σ (score − origin)² over rows [begin, finish), float64 (2,)."""
     gram = RunningGram.empty(keys)
-    totals = torch.zeros(2, dtype=torch.float64, device=keys.side.device)
+    totals = torch.zeros(2, dtype=torch.float64, device=keys.rows.device)
     for at, end in _row_blocks(first, stop, begin, finish):
         low, high = int(first[at:end].min()), int(stop[at:end].max())
         left, right = int(first[at:end].max()), int(stop[at:end].min())
-        if high - low <= _DIRECT_KEYS or left >= right:
+        if one_by_one or high - low <= _DIRECT_KEYS or left >= right:
             left = right = high
         for row, rows in queries.pieces(at, end):
             if left < right:
                 _add_quadratic(totals, rows, gram.move(left, right))
             span = slice(row, row + len(rows))
             for key, some in itertools.chain(keys.pieces(low, left), keys.pieces(right, high)):
-                hidden = _outside(first[span], stop[span], key, key + len(some), keys.side.device)
+                hidden = _outside(first[span], stop[span], key, key + len(some), keys.rows.device)
                 _add_direct(totals, rows, some, hidden)
     return totals
 
 
 def streamed_sums(
-    queries: LongVectors,
-    keys: LongVectors,
+    queries: AugmentedRows,
+    keys: AugmentedRows,
     visible: Callable[[slice, slice], torch.Tensor],
 ) -> CellSums:
     """Sums over any set of cells, tile by tile: quadratic in time, bounded in memory.
 
     Args:
-        queries, keys: the longer vectors.
+        queries, keys: the augmented vectors.
         visible: bool (rows, columns) of a block, True where the query sees the key.
     """
-    totals = torch.zeros(2, dtype=torch.float64, device=keys.side.device)
-    cells = 0
-    for at in range(0, len(queries.side), _STREAM_ROWS):
-        for row, rows in queries.pieces(at, min(at + _STREAM_ROWS, len(queries.side))):
-            for key, some in keys.pieces(0, len(keys.side)):
-                seen = visible(slice(row, row + len(rows)), slice(key, key + len(some)))
-                count = int(seen.sum())
-                if count:
+
+    def sums_of(begin: int, finish: int) -> torch.Tensor:
+        own_queries, own_keys = replace(queries), replace(keys)
+        totals = torch.zeros(3, dtype=torch.float64, device=keys.rows.device)
+        for key, some in own_keys.pieces(0, len(keys.rows)):
+            for at in range(begin, finish, ROW_BLOCK):
+                for row, rows in own_queries.pieces(at, min(at + ROW_BLOCK, finish)):
+                    seen = visible(slice(row, row + len(rows)), slice(key, key + len(some)))
+                    totals[2] += seen.sum()
                     _add_direct(totals, rows, some, ~seen)
-                    cells += count
-    shift, squares = totals.tolist()
-    return CellSums(cells, shift, squares, _origin(queries))
+        return totals
+
+    length = len(queries.rows)
+    bounds = [(at, min(at + _STREAM_ROWS, length)) for at in range(0, length, _STREAM_ROWS)]
+    totals = torch.stack(map_ranges(sums_of, bounds)).sum(0) if bounds else torch.zeros(3)
+    return _cell_sums(int(totals[2]), totals, queries, one_by_one=True)
 
 
 def _row_blocks(
@@ -292,5 +368,11 @@ def _add_direct(
     totals[1] += scores.square_().sum()
 
 
-def _origin(queries: LongVectors) -> float:
-    return float(queries.own @ queries.other)
+def _cell_sums(
+    cells: int, totals: torch.Tensor, queries: AugmentedRows, one_by_one: bool
+) -> CellSums:
+    centre = float(queries.centre @ queries.other_centre)
+    shift, squares = totals[:2].tolist()
+    origin = centre + queries.minus
+    about = origin if one_by_one else centre
+    return CellSums(cells, shift, squares, origin, about, queries.rows.dtype)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
-from attncli.attention.variance.cell_sums import CellSums, LongVectors, interval_sums, streamed_sums
-from attncli.attention.variance.sides import Side, SideMoments, side_moments
-from attncli.attention.variance.visible_intervals import real_keys, visible_intervals
+from attncli.attention.problem import Problem
+from attncli.attention.threads import map_ranges
+from attncli.attention.variance.cell_sums import (
+    TILE_ROWS,
+    VARIANCE_ERROR,
+    AugmentedRows,
+    CellSums,
+    CentredRows,
+    interval_sums,
+    streamed_sums,
+)
+from attncli.attention.variance.visible_intervals import Intervals, real_keys, visible_intervals
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from attncli.attention.problem import Problem
-
+# Tiles that one thread goes through.
+_CHUNK_TILES = 8
 # Between these squares of entries, sums of squares of scores are ordinary float32 numbers.
 _SMALL, _LARGE = 1e-12, 1e10
 
@@ -77,129 +83,86 @@ class ScoreMoments:
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
-    """One head, its real rows, and the dtype that arithmetic is done in."""
+class RowMoments:
+    """Mean and population covariance of some rows.
 
-    problem: Problem
-    batch: int
-    head: int
-    keys_kept: torch.Tensor | None  # int64, the real keys; None for all
+    Attributes:
+        count: number of rows, ≥ 1.
+        mean: float64 (d,).
+        covariance: float64 (d, d).
+        dtype: of the arithmetic: float32 only where squares stay in its range.
+    """
+
+    count: int
+    mean: torch.Tensor
+    covariance: torch.Tensor
     dtype: torch.dtype
 
-    def queries(self, order: torch.Tensor | None = None) -> Side:
-        real = self.problem.mask.real_queries(self.batch)
-        rows = self.problem.q[self.batch, self.head, :real]
-        return Side(rows, order, self.dtype, self.problem.device)
+    @property
+    def mean_norm(self) -> float:
+        """Euclidean length of the mean vector."""
+        return float(self.mean.norm())
 
-    def keys(self, order: torch.Tensor | None) -> Side:
-        shared = self.problem.k[self.batch, self.problem.kv_head(self.head)]
-        return Side(shared, order, self.dtype, self.problem.device)
-
-
-def key_moments(
-    problem: Problem, batch: int, kv_head: int, key_lengths: tuple[int, ...] | None = None
-) -> SideMoments | None:
-    """Moments of the real keys of a key head, for all query heads that share it.
-
-    Args:
-        problem: what is measured.
-        batch: index of the batch.
-        kv_head: index of the key head.
-        key_lengths: as in `score_moments`.
-    """
-    kept = real_keys(problem.mask, batch, key_lengths)
-    first_user = kv_head * (problem.sizes.heads // problem.kv_heads)
-    head = _Head(problem, batch, first_user, kept, problem.dtype)
-    return _checked_moments(head.keys(kept))
+    @property
+    def entry_variance(self) -> float:
+        """Variance of an entry about its column's mean, averaged over columns: tr(Σ)/d."""
+        return float(self.covariance.diagonal().mean())
 
 
-def score_moments(
-    problem: Problem,
-    batch: int,
-    head: int,
-    *,
-    key_lengths: tuple[int, ...] | None = None,
-    keys: SideMoments | None = None,
-) -> ScoreMoments:
-    """Mean and variance of the scores of one head, and where the variance comes from.
-
-    Exact up to rounding. Linear in S_q and S_k for every mask but a file that depends on both
-    query and key, whose cells are gone through in tiles; memory is bounded in every case.
-
-    Args:
-        problem: what is measured, in its dtype of arithmetic, sums of blocks in float64.
-        batch: index of the batch.
-        head: index of the query head.
-        key_lengths: number of real keys, one or one per batch, as in `AttentionOptions`: a mask
-            alone does not tell padding from causality. None for no padding but `key_padding`.
-        keys: `key_moments` of the key head that this head uses, if at hand.
-
-    Source: variance of a product of independent vectors, with uniform draws of a query and a key.
-    """
-    kept = real_keys(problem.mask, batch, key_lengths)
-    found = _Head(problem, batch, head, kept, problem.dtype)
-    of_q = _checked_moments(found.queries())
-    of_k = keys or _checked_moments(found.keys(kept))
-    if of_q is None or of_k is None:
-        return _record(found, CellSums(0, 0.0, 0.0, 0.0), of_q, of_k)
-    if not (_ordinary(of_q) and _ordinary(of_k)):
-        found = _Head(problem, batch, head, kept, torch.float64)
-    return _record(found, _visible_sums(found, of_q, of_k), of_q, of_k)
-
-
-def _checked_moments(side: Side) -> SideMoments | None:
-    """Moments of a side, in float64 where squares would leave float32's range."""
-    found = side_moments(side)
-    if found is None or _ordinary(found):
+def row_moments(rows: CentredRows) -> RowMoments | None:
+    """Their moments, in one pass; None of no rows."""
+    if len(rows) == 0:
+        return None
+    centre = rows.centre()
+    near = centre.to(rows.dtype)
+    whole = len(rows) if rows.device.type != "cpu" else _CHUNK_TILES * TILE_ROWS
+    bounds = [(at, min(at + whole, len(rows))) for at in range(0, len(rows), whole)]
+    sums = torch.stack(map_ranges(lambda at, end: _row_sums(rows, near, at, end), bounds)).sum(0)
+    first, second = sums[0], sums[1:]
+    rest = first / len(rows)
+    covariance = second / len(rows) - torch.outer(rest, rest)
+    found = RowMoments(len(rows), centre + rest, covariance, rows.dtype)
+    largest = max(float(covariance.diagonal().max()), found.mean_norm**2)
+    if rows.dtype is torch.float64 or _SMALL < largest < _LARGE:
         return found
-    return side_moments(Side(side.tensor, side.order, torch.float64, side.device))
+    return row_moments(replace(rows, dtype=torch.float64))
 
 
-def _ordinary(side: SideMoments) -> bool:
-    largest = max(float(side.covariance.diagonal().max()), side.mean_norm**2)
-    return _SMALL < largest < _LARGE
-
-
-def _visible_sums(head: _Head, of_q: SideMoments, of_k: SideMoments) -> CellSums:
-    """Sums over the visible cells, by the cheapest way that the mask allows."""
-    mask = head.problem.mask
-    intervals = visible_intervals(mask, head.batch, head.head, head.keys_kept)
-    if intervals is None:
-        queries = LongVectors(head.queries(), of_q.centre, of_k.centre, one_first=True)
-        keys = LongVectors(head.keys(None), of_k.centre, of_q.centre, one_first=False)
-        return streamed_sums(queries, keys, _visible_of(head))
-    if intervals.complete:
-        return _all_pairs(of_q, of_k)
-    queries = LongVectors(head.queries(intervals.rows), of_q.centre, of_k.centre, one_first=True)
-    keys = LongVectors(head.keys(intervals.keys), of_k.centre, of_q.centre, one_first=False)
-    return interval_sums(queries, keys, intervals.first, intervals.stop)
-
-
-def _visible_of(head: _Head) -> Callable[[slice, slice], torch.Tensor]:
-    """Visibility of a block of the head, bool (rows, columns)."""
-    batch, one = slice(head.batch, head.batch + 1), slice(head.head, head.head + 1)
-
-    def visible(rows: slice, cols: slice) -> torch.Tensor:
-        block = head.problem.mask.visible(batch, one, rows, cols)[0, 0]
-        return torch.as_tensor(block, device=head.problem.device)
-
-    return visible
+def _row_sums(rows: CentredRows, near: torch.Tensor, begin: int, finish: int) -> torch.Tensor:
+    """Σ x and, below it, Σ x xᵀ over rows x [begin, finish) less `near`, float64 (1 + d, d)."""
+    sums = torch.zeros(rows.width + 1, rows.width, dtype=torch.float64, device=rows.device)
+    for at in range(begin, finish, TILE_ROWS):
+        moved = rows.block(at, min(at + TILE_ROWS, finish)) - near  # (rows, d)
+        sums[0] += moved.sum(0)
+        sums[1:] += moved.T @ moved
+    return sums
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """The variance over all real pairs in three parts, Python floats."""
+class _AllPairs:
+    """The variance over all real pairs in three parts.
+
+    Attributes:
+        interaction, query_mean, key_mean: tr(Σ_q Σ_k), q̄ᵀΣ_k q̄ and k̄ᵀΣ_q k̄.
+        isotropic: what they would add up to if rows varied as much in every direction: what
+            rounding is relative to.
+    """
 
     interaction: float
     query_mean: float
     key_mean: float
+    isotropic: float
 
     @classmethod
-    def of(cls, of_q: SideMoments, of_k: SideMoments) -> _Parts:
+    def of(cls, of_q: RowMoments, of_k: RowMoments) -> _AllPairs:
+        var_q, var_k = of_q.entry_variance, of_k.entry_variance
         return cls(
-            interaction=float((of_q.covariance * of_k.covariance).sum()),
+            interaction=float((of_q.covariance * of_k.covariance).sum(0).sum()),
             query_mean=float(of_q.mean @ of_k.covariance @ of_q.mean),
             key_mean=float(of_k.mean @ of_q.covariance @ of_k.mean),
+            isotropic=len(of_q.mean) * var_q * var_k
+            + of_q.mean_norm**2 * var_k
+            + of_k.mean_norm**2 * var_q,
         )
 
     @property
@@ -210,24 +173,168 @@ class _Parts:
     def total(self) -> float:
         return self.within_rows + self.key_mean
 
+    def rounds_away(self, variance: float) -> bool:
+        """Whether rounding to float32 may show in a variance."""
+        return torch.finfo(torch.float32).eps * self.isotropic > VARIANCE_ERROR * variance
 
-def _all_pairs(of_q: SideMoments, of_k: SideMoments) -> CellSums:
-    cells = of_q.count * of_k.count
-    variance = _Parts.of(of_q, of_k).total
-    return CellSums(cells, 0.0, variance * cells, float(of_q.mean @ of_k.mean))
+
+def _queries(problem: Problem, batch: int, head: int) -> CentredRows:
+    real = problem.q[batch, head, : problem.mask.real_queries(batch)]
+    return CentredRows(real, None, problem.dtype, problem.device)
+
+
+def _keys(problem: Problem, batch: int, kv_head: int, kept: torch.Tensor | None) -> CentredRows:
+    return CentredRows(problem.k[batch, kv_head], kept, problem.dtype, problem.device)
+
+
+def key_moments(
+    problem: Problem, batch: int, kv_head: int, key_lengths: tuple[int, ...] | None = None
+) -> RowMoments | None:
+    """Moments of the real keys of a key head, for all query heads that share it.
+
+    Args:
+        problem: what is measured.
+        batch: index of the batch.
+        kv_head: index of the key head.
+        key_lengths: as in `score_moments`.
+    """
+    kept = real_keys(problem.mask, batch, key_lengths)
+    return row_moments(_keys(problem, batch, kv_head, kept))
+
+
+def score_moments(
+    problem: Problem,
+    batch: int,
+    head: int,
+    *,
+    key_lengths: tuple[int, ...] | None = None,
+    keys: RowMoments | None = None,
+) -> ScoreMoments:
+    """Mean and variance of the scores of one head, and where the variance comes from.
+
+    Exact up to rounding. Linear in S_q and S_k for every mask but a file that depends on both
+    query and key, whose cells are gone through in tiles; memory is bounded in every case.
+
+    Args:
+        problem: what is measured, in its dtype of arithmetic, sums of blocks in float64. What
+            float32 would round away is done again in float64.
+        batch: index of the batch.
+        head: index of the query head.
+        key_lengths: number of real keys, one or one per batch, as in `AttentionOptions`: a mask
+            alone does not tell padding from causality. None for no padding but `key_padding`.
+        keys: `key_moments` of the key head that this head uses, if at hand.
+
+    Source: variance of a product of independent vectors, with uniform draws of a query and a key.
+    """
+    kept = real_keys(problem.mask, batch, key_lengths)
+    rows_q = _queries(problem, batch, head)
+    rows_k = _keys(problem, batch, problem.kv_head(head), kept)
+    of_q, of_k = row_moments(rows_q), keys or row_moments(rows_k)
+    if of_q is None or of_k is None:
+        return _record(problem, batch, head, CellSums(0, 0.0, 0.0), of_q, of_k, None)
+    parts = _AllPairs.of(of_q, of_k)
+    if torch.float32 in (of_q.dtype, of_k.dtype) and parts.rounds_away(parts.total):
+        of_q = row_moments(replace(rows_q, dtype=torch.float64)) or of_q
+        of_k = row_moments(replace(rows_k, dtype=torch.float64)) or of_k
+        parts = _AllPairs.of(of_q, of_k)
+    intervals = visible_intervals(problem.mask, batch, head, kept)
+    if intervals is not None and intervals.complete:
+        cells = of_q.count * of_k.count
+        mean = float(of_q.mean @ of_k.mean)
+        sums = CellSums(cells, 0.0, parts.total * cells, origin=mean, rounded_about=mean)
+    else:
+        visible = _VisibleCells(problem, batch, head, kept, intervals)
+        sums = visible.sums(torch.promote_types(of_q.dtype, of_k.dtype))
+        single = sums.cells > 0 and sums.dtype is torch.float32
+        if sums.is_cancelled or (single and parts.rounds_away(sums.variance)):
+            sums = visible.sums(torch.float64, near=sums.mean)
+        if sums.is_cancelled:
+            sums = visible.sums(torch.float64, near=sums.mean, one_by_one=True)
+    return _record(problem, batch, head, sums, of_q, of_k, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _VisibleCells:
+    """The cells of one head that the mask lets through.
+
+    Attributes:
+        problem, batch, head: which head.
+        kept: int64, its real keys; None for all.
+        intervals: the cells, where they are intervals.
+    """
+
+    problem: Problem
+    batch: int
+    head: int
+    kept: torch.Tensor | None
+    intervals: Intervals | None
+
+    def sums(
+        self, dtype: torch.dtype, near: float | None = None, *, one_by_one: bool = False
+    ) -> CellSums:
+        """What they add up to, by the cheapest way that the mask allows.
+
+        Args:
+            dtype: of the arithmetic.
+            near: what is subtracted from each score; None for what the centres make of it.
+            one_by_one: whether to compute every cell, whatever that takes.
+        """
+        queries = replace(_queries(self.problem, self.batch, self.head), dtype=dtype)
+        kv_head = self.problem.kv_head(self.head)
+        keys = replace(_keys(self.problem, self.batch, kv_head, self.kept), dtype=dtype)
+        if self.intervals is None:
+            centres = queries.centre(), keys.centre()
+            keys = replace(keys, order=None)
+            return streamed_sums(*_augmented(queries, keys, *centres, near), self._visible)
+        first, stop = self.intervals.first, self.intervals.stop
+        if not len(first):
+            return CellSums(0, 0.0, 0.0)
+        queries = replace(queries, order=self.intervals.rows)
+        keys = replace(keys, order=self.intervals.keys)
+        changes = np.bincount(first, minlength=len(keys) + 1)
+        changes = changes - np.bincount(stop, minlength=len(keys) + 1)
+        centres = queries.centre(stop - first), keys.centre(np.cumsum(changes)[:-1])
+        augmented = _augmented(queries, keys, *centres, near)
+        return interval_sums(*augmented, first, stop, one_by_one=one_by_one)
+
+    def _visible(self, rows: slice, cols: slice) -> torch.Tensor:
+        """Visibility of a block of the head, bool (rows, columns)."""
+        batch, one = slice(self.batch, self.batch + 1), slice(self.head, self.head + 1)
+        block = self.problem.mask.visible(batch, one, rows, cols)[0, 0]
+        return torch.as_tensor(block, device=self.problem.device)
+
+
+def _augmented(
+    queries: CentredRows,
+    keys: CentredRows,
+    centre_q: torch.Tensor,
+    centre_k: torch.Tensor,
+    near: float | None,
+) -> tuple[AugmentedRows, AugmentedRows]:
+    """Both sides of scores less `near`."""
+    minus = 0.0 if near is None else near - float(centre_q @ centre_k)
+    return (
+        AugmentedRows(queries, centre_q, centre_k, minus, one_first=True),
+        AugmentedRows(keys, centre_k, centre_q, 0.0, one_first=False),
+    )
 
 
 def _record(
-    head: _Head, sums: CellSums, of_q: SideMoments | None, of_k: SideMoments | None
+    problem: Problem,
+    batch: int,
+    head: int,
+    sums: CellSums,
+    of_q: RowMoments | None,
+    of_k: RowMoments | None,
+    parts: _AllPairs | None,
 ) -> ScoreMoments:
-    problem = head.problem
     factor = problem.scale / problem.temperature
-    parts = _Parts.of(of_q, of_k) if of_q and of_k else None
-    mean, var = _finite(sums.mean), _finite(sums.variance)
+    mean = _finite(sums.mean) if sums.cells else None
+    var = _finite(sums.variance) if sums.cells else None
     std = None if var is None else math.sqrt(var)
     return ScoreMoments(
-        batch=head.batch,
-        head=head.head,
+        batch=batch,
+        head=head,
         dk=problem.dk,
         cells=sums.cells,
         mean=mean,
