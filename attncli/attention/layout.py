@@ -1,17 +1,16 @@
-"""The ways tensors lie in memory, brought to (B, H, S, d)."""
+"""The ways tensors lie in memory, brought to (B, H, S, d): of torch and NumPy alike."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
 
 from attncli.attention.options import Layout
 from attncli.errors import DataError, UsageError
 
-if TYPE_CHECKING:
-    import torch
+Tensor = TypeVar("Tensor", bound=Any)
 
 
-def to_bhsd(tensor: torch.Tensor, role: str, layout: Layout, heads: int | None) -> torch.Tensor:
+def to_bhsd(tensor: Tensor, role: str, layout: Layout, heads: int | None) -> Tensor:
     """View a tensor as (B, H, S, d).
 
     Args:
@@ -25,23 +24,20 @@ def to_bhsd(tensor: torch.Tensor, role: str, layout: Layout, heads: int | None) 
         DataError: a rank that the layout does not have.
         UsageError: `bsh` without a number of heads, or one that does not divide the width.
     """
-    shape = tuple(tensor.shape)
-    if layout is Layout.BSH:
-        return _unpack(tensor, role, heads)
-    ranks = (3, 4) if layout is Layout.BSHD else (2, 3, 4)
-    if tensor.ndim == 2 and layout is Layout.BSHD:
-        return tensor[None, None]
-    if tensor.ndim not in ranks:
+    found: Tensor = _unpack(tensor, role, heads) if layout is Layout.BSH else tensor
+    if found.ndim not in (2, 3, 4):
         expected = "(S, d), (H, S, d) or (B, H, S, d)"
         if layout is Layout.BSHD:
             expected = "(S, d), (S, H, d) or (B, S, H, d)"
-        raise DataError(role, f"expected {expected}, got {shape}")
-    whole = tensor[(None,) * (4 - tensor.ndim)]
-    return whole.transpose(1, 2) if layout is Layout.BSHD else whole
+        raise DataError(role, f"expected {expected}, got {tuple(tensor.shape)}")
+    found = found[(None,) * (4 - found.ndim)]
+    if layout is Layout.BSH or (layout is Layout.BSHD and tensor.ndim > 2):
+        found = found.swapaxes(1, 2)
+    return found
 
 
-def _unpack(tensor: torch.Tensor, role: str, heads: int | None) -> torch.Tensor:
-    """Split (B, S, H·d) into (B, H, S, d), as a view."""
+def _unpack(tensor: Tensor, role: str, heads: int | None) -> Tensor:
+    """(B, S, H, d) of (B, S, H·d), as a view."""
     shape = tuple(tensor.shape)
     if tensor.ndim not in (2, 3):
         raise DataError(role, f"expected (B, S, H·d) for «layout=bsh», got {shape}")
@@ -51,5 +47,5 @@ def _unpack(tensor: torch.Tensor, role: str, heads: int | None) -> torch.Tensor:
         option = "«heads»" if role == "q" else "«kv_heads» or «heads»"
         raise UsageError(option, f"expected a divisor of {role}'s width {shape[-1]}, got {heads}")
     whole = tensor[(None,) * (3 - tensor.ndim)]
-    width = shape[-1] // heads
-    return whole.reshape(*whole.shape[:-1], heads, width).transpose(1, 2)  # (B, H, S, d)
+    split: Tensor = whole.reshape(*whole.shape[:-1], heads, shape[-1] // heads)
+    return split

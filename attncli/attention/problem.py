@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from attncli.attention.layout import to_bhsd
 from attncli.attention.masks.mask import Mask, Sizes, build_mask
-from attncli.attention.options import Layout, Precision
+from attncli.attention.options import AttentionOptions, Layout, Precision
 from attncli.errors import DataError, ResourceError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from attncli.attention.options import AttentionOptions
 
 # Up to so many scores, float64 costs less than anyone notices.
 FLOAT64_CELLS = 1 << 26

@@ -8,57 +8,49 @@ on a busy one a factor of several.
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-Tool = TypeVar("Tool")
+Scratch = TypeVar("Scratch")
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
 
 def parallel_map(
-    function: Callable[[Work, Tool], Result],
+    function: Callable[[Work, Scratch], Result],
     pieces: Sequence[Work],
-    make_tool: Callable[[], Tool],
+    make_scratch: Callable[[], Scratch],
     workers: int,
 ) -> Iterator[Result]:
     """Results of the function for each piece, in their order.
 
     Args:
-        function: what to do with a piece; it may change its tool.
+        function: what to do with a piece; it may overwrite its scratch.
         pieces: independent of each other.
-        make_tool: makes what one thread works with.
+        make_scratch: makes the buffers that one thread works in.
         workers: how many threads work, as `single_threaded_torch` gives it.
     """
     workers = min(workers, len(pieces))
     if workers <= 1:
-        tool = make_tool()
-        yield from [function(piece, tool) for piece in pieces]
+        scratch = make_scratch()
+        yield from (function(piece, scratch) for piece in pieces)
         return
-    tools: queue.SimpleQueue[Tool] = queue.SimpleQueue()
+    free: queue.SimpleQueue[Scratch] = queue.SimpleQueue()
     for _ in range(workers):
-        tools.put(make_tool())
+        free.put(make_scratch())
 
     def work(piece: Work) -> Result:
         torch.set_num_threads(1)
-        tool = tools.get()
+        scratch = free.get()
         try:
-            return function(piece, tool)
+            return function(piece, scratch)
         finally:
-            tools.put(tool)
+            free.put(scratch)
 
-    yield from _in_pool(work, pieces, workers)
-
-
-def _in_pool(
-    work: Callable[[Work], Result], pieces: Sequence[Work], workers: int
-) -> Iterator[Result]:
     pool = ThreadPoolExecutor(workers)
     try:
         yield from pool.map(work, pieces)
