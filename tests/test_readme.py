@@ -63,14 +63,9 @@ class Shown:
         return int(announced[1]) if announced else 0
 
 
-def blocks() -> Iterator[str]:
-    """The code blocks of the README."""
-    yield from re.findall(r"^```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-
-
-def in_blocks() -> Iterator[Shown]:
-    """Commands of code blocks, continued lines joined."""
-    for block in blocks():
+def in_blocks(text: str = README) -> Iterator[Shown]:
+    """Commands of a page's code blocks, continued lines joined."""
+    for block in re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         shown = None
         for line in block.replace("\\\n", " ").splitlines():
             if line.startswith("$ "):
@@ -114,7 +109,7 @@ def test_every_command_exits_as_shown_and_prints_what_is_shown(run: Callable[...
         if "| jq" in shown.line:
             _assert_extracted(shown, outcome.json)
         elif shown.line_of_terminal:
-            _assert_printed(shown, outcome.stdout, outcome.stderr)
+            assert_printed(shown, outcome.stdout, outcome.stderr)
 
 
 def test_the_list_of_what_is_not_run_is_true() -> None:
@@ -194,7 +189,7 @@ def _assert_extracted(shown: Shown, document: Any) -> None:
     assert _same(*pieces)
 
 
-def _assert_printed(shown: Shown, stdout: str, stderr: str) -> None:
+def assert_printed(shown: Shown, stdout: str, stderr: str) -> None:
     """All that was printed is shown; under a pipe, or around "…", some of it in order."""
     redirected = re.search(r"(?<!2)> ", shown.line)
     silenced = "2> /dev/null" in shown.line
