@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 # Packages within which modules import each other in circles.
-CIRCLES: tuple[str, ...] = ("attncli.attention.masks", "attncli.cli")
+CIRCLES: tuple[str, ...] = ("attncli.cli",)
 IMPORTS_PUT_OFF: set[str] = {
     "attncli.attention.check.evidence",
-    "attncli.attention.masks.mask",
-    "attncli.attention.masks.recognise",
-    "attncli.attention.masks.view",
     "attncli.cli.app",
     "attncli.cli.check",
     "attncli.cli.command",
@@ -40,10 +37,7 @@ IMPORTS_PUT_OFF: set[str] = {
 OPTIONS_SPELT: set[str] = {
     "attncli.attention.check.candidate",
     "attncli.attention.masks.compare",
-    "attncli.attention.masks.mask",
-    "attncli.attention.masks.mask_input",
     "attncli.attention.variance.distributions",
     "attncli.attention.variance.experiment",
     "attncli.attention.variance.scale_rule",
-    "attncli.attention.variance.visible_intervals",
 }

@@ -218,7 +218,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"precision": "float16"}, attncli.UsageError, "precision: expected one of auto, float32"),
     ({"query_offset": "middle"}, attncli.UsageError, "query_offset: expected one of top-left"),
     ({"mask_true": "yes"}, attncli.UsageError, "mask_true: expected one of keep, drop"),
-    ({"causal": True}, attncli.UsageError, "--query-offset: expected a value"),
+    ({"causal": True}, attncli.UsageError, "query_offset: expected a value"),
     ({"rows": [5]}, attncli.UsageError, "rows: expected an index from -5 to 4, got 5"),
     ({"device": "tpu"}, attncli.UsageError, "device"),
     ({"key_lengths": [1.5]}, TypeError, "expected whole numbers"),

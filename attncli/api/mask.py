@@ -10,8 +10,10 @@ import numpy as np
 
 from attncli.attention.masks.audit import MaskRecord
 from attncli.attention.masks.audit import audit as audit_mask
-from attncli.attention.masks.mask import Mask, Sizes, build_mask
+from attncli.attention.masks.build import build_mask
+from attncli.attention.masks.mask import Mask
 from attncli.attention.options import OPTION_NAMES, AttentionOptions, Corner, MaskTrue
+from attncli.attention.sizes import Sizes
 from attncli.errors import UsageError
 
 if TYPE_CHECKING:

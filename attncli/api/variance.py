@@ -199,5 +199,5 @@ def _audited(
         device=device,
         allow_nonfinite=allow_nonfinite,
     )
-    records = tuple(audit(problem, chosen.key_lengths))
+    records = tuple(audit(problem))
     return Audited(records=records, diagnoses=tuple(map(diagnosis, records)), problem=problem)

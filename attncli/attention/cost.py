@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from attncli.attention.streaming.intervals import as_intervals
+from attncli.attention.masks.mask import Mask, head_masks
 
 if TYPE_CHECKING:
     from attncli.attention.problem import Problem
@@ -19,8 +17,7 @@ class Cost:
 
     Attributes:
         pairs: B·H·S_q·S_k.
-        visible_pairs: those of real queries that the mask's intervals leave; a mask file, and
-            padding or documents that are no intervals, may hide more.
+        visible_pairs: those of them that real queries see.
         scores_operations: 2·pairs·d_k.
         output_operations: 2·pairs·d_v; 0 without values.
         visible_operations: both, for the visible pairs alone: what a kernel that skips needs.
@@ -47,7 +44,7 @@ def cost_of(problem: Problem) -> Cost:
     sizes, width = problem.sizes, problem.dtype.itemsize
     dv = problem.dv or 0
     pairs = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len
-    visible = _visible_pairs(problem)
+    visible = _visible_pairs(problem.mask)
     tensors = [problem.q, problem.k] + ([] if problem.v is None else [problem.v])
     rows = sizes.batch * sizes.heads * sizes.q_len
     return Cost(
@@ -63,8 +60,8 @@ def cost_of(problem: Problem) -> Cost:
     )
 
 
-def _visible_pairs(problem: Problem) -> int:
-    sizes, mask = problem.sizes, as_intervals(problem.mask)
-    real = np.arange(sizes.q_len) < mask.query_lengths[:, None]  # (B | 1, S_q)
-    kept = np.where(real, mask.stop - mask.first, 0)
-    return int(kept.sum()) * sizes.heads * sizes.batch // len(kept)
+def _visible_pairs(mask: Mask) -> int:
+    """From the intervals of each batch and head, or counted where a mask file is more than that."""
+    found = head_masks(mask)
+    alike = mask.sizes.batch * mask.sizes.heads // max(1, len(found))
+    return alike * sum(view.marginals.kept for _, _, view in found)

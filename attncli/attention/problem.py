@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from attncli.attention.layout import to_bhsd
-from attncli.attention.masks.mask import Mask, Sizes, build_mask
+from attncli.attention.masks.build import build_mask
+from attncli.attention.masks.mask import Mask
 from attncli.attention.options import AttentionOptions, Layout, Precision
+from attncli.attention.sizes import Sizes
 from attncli.errors import DataError, ResourceError, UsageError
 
 # Up to so many scores, float64 costs less than anyone notices.
@@ -49,6 +52,10 @@ class Problem:
     dtype: torch.dtype
     device: torch.device
     warnings: tuple[str, ...] = ()
+
+    def mask_on_device(self) -> Mask:
+        """The mask with torch tensors on the device of the arithmetic."""
+        return self.mask.moved(partial(torch.as_tensor, device=self.device))
 
     @property
     def sizes(self) -> Sizes:

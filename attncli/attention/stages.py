@@ -192,7 +192,7 @@ def stage_blocks(
         For each batch, head and run of rows a block per stage, in the order of `stages`; those
         that are not over queries and keys (q, k, v, projected) come after the others.
     """
-    mask = problem.mask.to_torch(problem.device)
+    mask = problem.mask_on_device()
     step = max(1, BLOCK_CELLS // max(1, problem.sizes.k_len))
     by_rows = [stage for stage in stages if stage.over_keys or stage is Stage.OUTPUT]
     for batch, head in itertools.product(selection.batches, selection.heads) if by_rows else ():

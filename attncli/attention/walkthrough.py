@@ -173,7 +173,7 @@ class _Gathered:
         if problem.softcap is not None:
             raw = problem.softcap * np.tanh(raw / problem.softcap)
             before = blocks[Stage.CAPPED]
-        if problem.mask.added is None and problem.mask.slopes is None:
+        if not problem.mask.has_bias:
             return raw
         with np.errstate(invalid="ignore", over="ignore"):  # input that is not finite
             bias = blocks[Stage.MASKED].values.numpy() - before.values.numpy()

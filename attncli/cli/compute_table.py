@@ -127,7 +127,7 @@ def title(problem: Problem, result: StageResult) -> str:
     """A stage's name and formula, as they are for this problem."""
     divided = "" if problem.temperature == 1 else f" / {problem.temperature:g}"
     before_mask = "scaled" if problem.softcap is None else "capped"
-    has_bias = problem.mask.added is not None or problem.mask.slopes is not None
+    has_bias = problem.mask.has_bias
     masked = f"{before_mask} + bias" if has_bias else before_mask
     hides = ", −∞ where the query may not see the key" if result.n_masked else ", nothing hidden"
     formulas = {

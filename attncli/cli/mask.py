@@ -128,7 +128,7 @@ def run_mask(
 ) -> None:
     """Build, audit, save and judge."""
     from attncli.attention.masks.audit import audit
-    from attncli.attention.masks.mask import build_mask
+    from attncli.attention.masks.build import build_mask
     from attncli.cli.mask_judge import find_leaks, judge
     from attncli.cli.mask_sizes import sizes_of
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from attncli.analysis.attention_arguments import AttentionArguments
     from attncli.attention.masks.compare import Comparison
-    from attncli.attention.masks.mask import Mask, Sizes
+    from attncli.attention.masks.mask import Mask
+    from attncli.attention.sizes import Sizes
     from attncli.cli.mask import MaskOptions
     from attncli.cli.mask_sizes import Sized
     from attncli.cli.options import WorkOptions
@@ -68,7 +69,7 @@ def _pair(
 ) -> tuple[Mask, Mask]:
     """The two masks: as built and from a file, or from the file and as the options build it."""
     from attncli.analysis.attention_arguments import read_array
-    from attncli.attention.masks.mask import build_mask
+    from attncli.attention.masks.build import build_mask
     from attncli.attention.options import AttentionOptions
 
     options = read.options

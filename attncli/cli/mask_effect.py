@@ -55,12 +55,11 @@ def _records(scores: NDArray[Any], built: Mask) -> Iterator[Record]:
     import numpy as np
 
     from attncli.attention.masks.effect import mask_effect
-    from attncli.attention.masks.view import View
 
     names = ("sum_before", "sum_after", "entropy_before", "entropy_after", "mass_removed")
     names += ("mass_moved", "top_before", "top_after")  # type: ignore[assignment]
     for batch, head in np.ndindex(scores.shape[:2]):
-        found = mask_effect(scores[batch, head], View(built, batch, head))
+        found = mask_effect(scores[batch, head], built.head(batch, head))
         columns = [getattr(found, name).tolist() for name in names]
         for query, values in enumerate(zip(*columns, strict=True)):
             row = dict(zip(names, values, strict=True))
@@ -80,7 +79,7 @@ def _scores(
     """Scaled scores (B, H, S_q, S_k), from a file or from Q and K, and the options used on them."""
     import numpy as np
 
-    from attncli.attention.masks.mask_input import as_rank_4
+    from attncli.attention.masks.build import as_rank_4
     from attncli.cli.mask_compare import told_of
 
     sizes = built.sizes

@@ -29,8 +29,9 @@ def find_leaks(
     """
     if "leak" not in several(chosen.fail_on):
         return None
-    from attncli.attention.masks.compare import leaks, undeclared_leaks
-    from attncli.attention.masks.mask import build_mask
+    from attncli.attention.masks.build import build_mask
+    from attncli.attention.masks.compare import leaks
+    from attncli.attention.masks.recognise import undeclared_leaks
     from attncli.attention.options import AttentionOptions
 
     options = read.options

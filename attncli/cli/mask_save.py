@@ -27,15 +27,14 @@ def save_mask(mask: Mask, target: str, dtype: str) -> int:
     """
     import numpy as np
 
-    from attncli.attention.masks.view import differs
     from attncli.files.writer import TensorSaver
 
     if dtype not in DTYPES:
         raise UsageError("--dtype", f"expected one of {', '.join(DTYPES[1:])}, got {dtype!r}")
     sizes = mask.sizes
-    batches = sizes.batch if differs(mask, 0) else 1
+    batches = sizes.batch if mask.differs(0) else 1
     biased = dtype != "bool" and mask.slopes is not None  # ALiBi has a slope for each head
-    heads = sizes.heads if biased or differs(mask, 1) else 1
+    heads = sizes.heads if biased or mask.differs(1) else 1
     shape = (batches, heads, sizes.q_len, sizes.k_len)
     kind: Any = dtype if dtype == "bfloat16" else np.dtype(dtype)
     step = max(1, BLOCK_CELLS // max(1, sizes.k_len))
@@ -55,13 +54,13 @@ def _block(mask: Mask, batch: int, head: int, rows: slice, dtype: str) -> tuple[
     """(rows, S_k) cells in the dtype to be written, and how many visible ones come out as −inf."""
     import numpy as np
 
-    one = slice(batch, batch + 1), slice(head, head + 1)
+    one = mask.head(batch, head)
     full = (rows.stop - rows.start, mask.sizes.k_len)
-    visible = np.broadcast_to(mask.visible(*one, rows, slice(None))[0, 0], full)
+    visible = one.cells(rows)
     if dtype == "bool":
         return visible, 0
-    bias = mask.bias(*one, rows, slice(None))
-    added = np.zeros(full) if bias is None else np.broadcast_to(bias[0, 0], full)
+    bias = one.bias(rows)
+    added = np.zeros(full) if bias is None else np.broadcast_to(bias, full)
     values = np.where(visible, added, -np.inf)
     if dtype == "bfloat16":
         from attncli.files.tensor import bfloat16_bits

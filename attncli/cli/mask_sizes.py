@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from attncli.analysis.options import AttentionWords
-    from attncli.attention.masks.mask import Sizes
     from attncli.attention.options import AttentionOptions
+    from attncli.attention.sizes import Sizes
     from attncli.cli.mask import MaskOptions
     from attncli.files.container import TensorFile
     from attncli.files.tensor import TensorHeader
@@ -95,7 +95,7 @@ def sizes_of(chosen: MaskOptions, options: AttentionOptions, sized: Sized) -> Si
     Raises:
         UsageError: a length that is said differs from that of the files.
     """
-    from attncli.attention.masks.mask import Sizes
+    from attncli.attention.sizes import Sizes
 
     implied = sized.implied | _implied(options)
     found = {}

@@ -275,11 +275,7 @@ def _run_audit(
     for group, shape, problem in prepared:
         printer.warn(warnings_of(group, shape, problem))
     params = [params_record(group, shape, problem) for group, shape, problem in prepared]
-    records = (
-        record
-        for group, shape, problem in prepared
-        for record in _audited(group, problem, shape.options.key_lengths)
-    )
+    records = (record for group, shape, problem in prepared for record in _audited(group, problem))
     emit(
         work.format,
         printer,
@@ -302,9 +298,9 @@ def _without_effect(given: AttentionWords) -> list[str]:
     ]
 
 
-def _audited(group: Group, problem: Any, key_lengths: tuple[int, ...] | None) -> Iterator[Record]:
+def _audited(group: Group, problem: Any) -> Iterator[Record]:
     from attncli.attention.variance.audit import audit, diagnosis
 
-    for record in audit(problem, key_lengths):
+    for record in audit(problem):
         place = {"source": group.source_name, "group": group.name}
         yield place | asdict(record) | {"diagnosis": diagnosis(record)}

@@ -194,7 +194,7 @@ def _mask(facts: Facts) -> Step:
         slopes = ", ".join(f"{slope:g}" for slope in problem.mask.slopes[:8])
         findings.append(f"ALiBi subtracts slope · distance; slopes per head: {slopes}")
     before = "scaled" if problem.softcap is None else "capped"
-    if problem.mask.added is not None or problem.mask.slopes is not None:
+    if problem.mask.has_bias:
         before += " + bias"
     hidden = "; hidden cells become −∞" if walk.masked_cells else "; nothing is hidden here"
     return Step(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attncli.attention.masks.audit import AddedValues, MaskAudit, MaskRecord, cell_counts, place
-from attncli.attention.masks.view import View
+from attncli.attention.masks.mask import HeadMask
 from attncli.columns import columns_of
 from attncli.report.choices import Unit
 from attncli.report.mask_picture import picture, picture_size
@@ -60,7 +60,7 @@ def mask_tables(
     yield _title(results.judged.description, printer)
     if results.judged.lenient is None and recognition.options and not recognition.probably_inverted:
         yield f"  options: {_options_text(recognition.options)}"
-    if recognition.probably_inverted and results.built.allowed is not None:
+    if recognition.probably_inverted and hasattr(results.built.file, "shown"):
         yield f"  --mask-true {_other(results.built)} reads it the other way round"
     yield ""
     yield from _pictures(results, labels, printer)
@@ -84,7 +84,7 @@ def _title(text: str, printer: Printer) -> RenderableType:
 
 
 def _other(built: Mask) -> str:
-    return "drop" if built.allowed_value else "keep"
+    return "drop" if getattr(built.file, "shown", True) else "keep"
 
 
 def _pictures(
@@ -97,7 +97,7 @@ def _pictures(
     for batch, head, part in shown:
         if len(parts) > 1:
             yield f"{place(batch, head).strip(' ()')}: {part.description}"
-        counts = cell_counts(View(built, batch or 0, head or 0), *picture_size(printer))
+        counts = cell_counts(HeadMask(built, batch or 0, head or 0), *picture_size(printer))
         yield from picture(counts, labels, printer, offset=offset)
         yield ""
     if len(shown) < len(parts):

@@ -43,7 +43,7 @@ def computed(problem: Problem, source: Target, scale: float) -> torch.Tensor:
     repeats = problem.sizes.heads // problem.kv_heads
     k, v = (side.repeat_interleave(repeats, 1) for side in (problem.k, problem.v))
     every = slice(None)
-    mask = problem.mask.to_torch("cpu")
+    mask = problem.mask.moved(torch.as_tensor)
     found = steps.logits(
         problem.q,
         k,

@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_masks import plain_mask
 
-from attncli.attention.masks.mask import Mask, Sizes, alibi_slopes, build_mask
+from attncli.attention.masks.build import alibi_slopes, build_mask
+from attncli.attention.masks.mask import Mask
 from attncli.attention.options import AttentionOptions, Corner, MaskTrue
+from attncli.attention.sizes import Sizes
 from attncli.errors import DataError, UsageError
 
 ALL = slice(None)
@@ -100,7 +103,7 @@ def test_no_queries_or_no_keys(q_len: int, k_len: int, ids: bool) -> None:
     mask = build(q_len, k_len, causal=True, query_offset=0, left_window=1, segments=segments)
     assert cells(mask).shape == (1, 1, q_len, k_len)
     assert not cells(mask).any()
-    assert mask.span(ALL, ALL) == (0, 0)
+    assert not mask.hull(0).stop.any()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_no_queries_or_no_keys(q_len: int, k_len: int, ids: bool) -> None:
 def test_positions_have_to_be_declared_where_lengths_differ(option: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         build(2, 5, **option)
-    assert "--query-offset" in str(caught.value)
+    assert "query_offset" in str(caught.value)
     assert "top-left" in caught.value.advice
     assert "offset of 3" in caught.value.advice
 
@@ -182,15 +185,14 @@ def test_any_combination_equals_plain_loops(data: st.DataObject) -> None:
     left=st.none() | st.integers(0, 5),
     causal=st.booleans(),
 )
-def test_span_holds_all_that_is_visible(
+def test_hull_is_what_is_visible(
     q_len: int, k_len: int, offset: int, left: int | None, causal: bool
 ) -> None:
     mask = build(q_len, k_len, causal=causal, query_offset=offset, left_window=left)
-    start, stop = mask.span(ALL, ALL)
-    used = np.flatnonzero(cells(mask)[0, 0].any(0))
-    expected = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
-    assert (start, stop) == expected
-    assert mask.by_interval
+    hull, keys = mask.hull(0), np.arange(k_len)
+    assert hull.exact
+    found = (keys >= hull.first[:, None]) & (keys < hull.stop[:, None])
+    np.testing.assert_array_equal(found, cells(mask)[0, 0])
 
 
 def test_blocks_are_parts_of_the_whole() -> None:
@@ -251,7 +253,7 @@ def test_rank_3_of_batches_is_refused_with_the_rank_4_form() -> None:
 
 @pytest.mark.parametrize("shape", [(), (3,), (4, 4), (3, 5), (1, 1, 1, 3, 4), (3, 3, 3, 4)])
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(DataError, match="--attn-mask"):
+    with pytest.raises(DataError, match="attn_mask"):
         build(3, 4, batch=2, heads=5, attn_mask=np.ones(shape, bool))
 
 
@@ -272,7 +274,7 @@ def test_other_integers_are_refused(wrong: int) -> None:
 
 @pytest.mark.parametrize("dtype", [complex, "U1", object])
 def test_other_dtypes_are_refused(dtype: Any) -> None:
-    with pytest.raises(DataError, match="--attn-mask"):
+    with pytest.raises(DataError, match="attn_mask"):
         build(1, 2, attn_mask=np.array([1, 0]).astype(dtype))
 
 
@@ -312,7 +314,7 @@ def test_nan_and_plus_infinity_are_refused(wrong: float) -> None:
 
 
 def test_drop_makes_no_sense_beside_an_additive_mask() -> None:
-    with pytest.raises(DataError, match="boolean mask beside --mask-true"):
+    with pytest.raises(DataError, match="boolean mask beside mask_true"):
         build(1, 2, attn_mask=np.zeros(2), mask_true=MaskTrue.DROP)
 
 
@@ -326,7 +328,7 @@ def test_rules_and_mask_files_combine_by_and() -> None:
     [np.ones(3, bool), np.ones((2, 4), bool), np.ones((1, 1, 4), bool), np.ones(4)],
 )
 def test_padding_of_another_shape_or_dtype_is_refused(padding: np.ndarray) -> None:
-    with pytest.raises(DataError, match="--key-padding"):
+    with pytest.raises(DataError, match="key_padding"):
         build(3, 4, key_padding=padding)
 
 
@@ -396,7 +398,7 @@ def test_torch_form_gives_the_same_cells_and_biases() -> None:
         attn_mask=np.where(generator.random((2, 2, 5, 6)) > 0.7, -np.inf, 1.0),
         alibi=True,
     )
-    moved = mask.to_torch("cpu")
+    moved = mask.moved(torch.as_tensor)
     blocks = (slice(1, 2), slice(0, 2), slice(1, 4), slice(0, 5))
     np.testing.assert_array_equal(moved.visible(*blocks).numpy(), mask.visible(*blocks))
     np.testing.assert_array_equal(moved.bias(*blocks).numpy(), mask.bias(*blocks))

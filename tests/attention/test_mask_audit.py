@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from plain_masks import plain_mask
 
 from attncli.attention.masks.audit import MaskRecord, audit, cell_counts
-from attncli.attention.masks.compare import Cell, compare, leaks, undeclared_leaks
+from attncli.attention.masks.build import build_mask
+from attncli.attention.masks.compare import Cell, compare, leaks
 from attncli.attention.masks.effect import mask_effect, weights_before_and_after
-from attncli.attention.masks.mask import Mask, Sizes, build_mask
-from attncli.attention.masks.view import View
+from attncli.attention.masks.mask import HeadMask, Mask
+from attncli.attention.masks.recognise import undeclared_leaks
+from attncli.attention.masks.rules import BooleanMask
 from attncli.attention.options import AttentionOptions
+from attncli.attention.sizes import Sizes
 from attncli.errors import DataError
 
 LONG = 100_000
@@ -77,7 +80,7 @@ def drawn_structures(draw: st.DrawFn) -> tuple[Mask, np.ndarray]:
 @given(drawn=drawn_structures())
 def test_structures_are_counted_as_their_cells(drawn: tuple[Mask, np.ndarray]) -> None:
     mask, cells = drawn
-    assert View(mask).structure is not None
+    assert HeadMask(mask).interval_mask is not None
     (record,) = audit(mask).records
     assert_counts(record, cells)
     assert (record.batch, record.head) == (None, None)
@@ -91,7 +94,8 @@ def test_mask_files_are_counted_as_their_cells(
     mask, cells = drawn
     given_mask = np.random.default_rng(seed).random(cells.shape) > 0.3
     real = min(real, len(cells))
-    both = replace(mask, allowed=given_mask[None, None], query_lengths=np.array([real], np.int64))
+    both = mask.also(BooleanMask(given_mask[None, None], shown=True))
+    both = replace(both, query_lengths=np.array([real], np.int64))
     (record,) = audit(both).records
     assert_counts(record, (cells & given_mask)[:real])
     assert (record.q_len, record.k_len) == cells.shape
@@ -105,7 +109,7 @@ def test_masks_alike_for_all_queries_or_keys_are_no_more_than_padding(
     shown = np.random.default_rng(4).random(shape) > 0.4
     given_mask = np.where(shown, 0.0, -np.inf) if additive else shown
     mask = build(5, 7, attn_mask=given_mask, causal=True, query_offset=2)
-    assert View(mask).structure is not None
+    assert HeadMask(mask).interval_mask is not None
     assert_counts(audit(mask).records[0], np.tri(5, 7, 2, dtype=bool) & shown[0, 0])
 
 
@@ -127,7 +131,7 @@ def test_a_long_mask_of_every_rule_is_counted_from_its_structure() -> None:
         LONG, LONG, causal=True, left_window=1000, key_lengths=(90_000,), prefix=500,
         segments=ids, key_padding=keep,
     )  # fmt: skip
-    profile = View(mask).profile
+    profile = HeadMask(mask).marginals
     for query in [*generator.integers(0, LONG, 50).tolist(), 0, 499, 89_999, 90_500, LONG - 1]:
         keys = np.arange(max(0, query - 1000), max(query + 1, 500))
         keys = keys[keys < 90_000]
@@ -314,8 +318,8 @@ def test_grids_hold_the_sums_of_their_rectangles(
     mask, cells = drawn
     if seed is not None:
         given_mask = np.random.default_rng(seed).random(cells.shape) > 0.3
-        mask, cells = replace(mask, allowed=given_mask[None, None]), cells & given_mask
-    found = cell_counts(View(mask), rows, columns)
+        mask, cells = mask.also(BooleanMask(given_mask[None, None], shown=True)), cells & given_mask
+    found = cell_counts(HeadMask(mask), rows, columns)
     assert found.counts.shape == (min(rows, cells.shape[0]), min(columns, cells.shape[1]))
     for (row, column), count in np.ndenumerate(found.counts):
         part = cells[
@@ -334,7 +338,7 @@ def test_softmax_before_and_after_a_mask() -> None:
     """scores [1,2,3], mask TTF → [.268941,.731059,0]; the second row is empty."""
     given_mask = np.array([[True, True, False], [False, False, False]])
     scores = np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
-    view = View(file_mask(given_mask))
+    view = HeadMask(file_mask(given_mask))
     before, after = weights_before_and_after(scores, view, slice(0, 2))
     np.testing.assert_allclose(before, [[0.090031, 0.244728, 0.665241], [1 / 3] * 3], atol=1e-6)
     np.testing.assert_allclose(after, [[0.268941, 0.731059, 0], [0, 0, 0]], atol=1e-6)
@@ -360,12 +364,12 @@ def test_softmax_agrees_with_torch_under_every_kind_of_bias() -> None:
     hidden = ~mask.visible(everything, everything, everything, everything)[0, 0]
     bias = mask.bias(everything, everything, everything, everything)[0, 0]
     expected = torch.softmax(torch.tensor(np.where(hidden, -np.inf, scores + bias)), -1).numpy()
-    _, after = weights_before_and_after(scores, View(mask), slice(0, 6))
+    _, after = weights_before_and_after(scores, HeadMask(mask), slice(0, 6))
     np.testing.assert_allclose(after, expected, atol=1e-14)
 
 
 def test_entropy_is_never_below_0_nor_above_that_of_equal_weights() -> None:
-    found = mask_effect(np.zeros((50, 50)), View(build(50, 50, causal=True)))
+    found = mask_effect(np.zeros((50, 50)), HeadMask(build(50, 50, causal=True)))
     assert found.entropy_after[0] == 0
     assert not np.signbit(found.entropy_after[0])
     assert (found.entropy_after <= np.log(np.arange(1, 51))).all()
@@ -373,12 +377,12 @@ def test_entropy_is_never_below_0_nor_above_that_of_equal_weights() -> None:
 
 def test_scores_of_hidden_keys_do_not_matter_even_if_not_finite() -> None:
     scores = np.array([[1.0, np.inf], [np.nan, 2.0]])
-    _, after = weights_before_and_after(scores, View(file_mask(np.eye(2) > 0)), slice(0, 2))
+    _, after = weights_before_and_after(scores, HeadMask(file_mask(np.eye(2) > 0)), slice(0, 2))
     np.testing.assert_array_equal(after, np.eye(2))
 
 
 def test_no_queries_have_no_effect() -> None:
-    found = mask_effect(np.zeros((0, 3)), View(build(0, 3)))
+    found = mask_effect(np.zeros((0, 3)), HeadMask(build(0, 3)))
     assert found.sum_after.shape == found.top_after.shape == (0,)
 
 
@@ -400,7 +404,8 @@ _MEASURE = r"""
 import re, sys
 from pathlib import Path
 import numpy as np
-from attncli.attention.masks.mask import Sizes, build_mask
+from attncli.attention.sizes import Sizes
+from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.audit import audit
 from attncli.attention.options import AttentionOptions
 def peak():  # ru_maxrss would start from that of the process before

@@ -119,7 +119,7 @@ def assert_like_brute_force(problem: Problem, found: ScoreMoments, relative: flo
 def test_every_mask_gives_the_moments_of_the_scores(name: str) -> None:
     options = AttentionOptions(**MASKS[name])
     problem = make_problem(*tensors(), None, options)
-    found = list(audit(problem, options.key_lengths))
+    found = list(audit(problem))
     assert [(one.batch, one.head) for one in found] == [(b, h) for b in range(2) for h in range(4)]
     for one in found:
         assert_like_brute_force(problem, one)
@@ -140,7 +140,7 @@ def test_any_lengths(corner: Corner, q_len: int, k_len: int) -> None:
 def test_the_parts_add_up_to_the_variance_of_all_real_pairs(name: str) -> None:
     options = AttentionOptions(**MASKS[name])
     problem = make_problem(*tensors(shift=0.7), None, options)
-    for one in audit(problem, options.key_lengths):
+    for one in audit(problem):
         q = problem.q[one.batch, one.head, : problem.mask.real_queries(one.batch)]
         k = problem.k[one.batch, problem.kv_head(one.head)]
         lengths = options.key_lengths or (S,)

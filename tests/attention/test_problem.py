@@ -11,7 +11,6 @@ import torch
 
 from attncli.attention import problem as problem_module
 from attncli.attention.cost import cost_of
-from attncli.attention.masks.mask import Sizes
 from attncli.attention.options import AttentionOptions, Layout, Precision
 from attncli.attention.problem import (
     Problem,
@@ -20,6 +19,7 @@ from attncli.attention.problem import (
     make_problem,
     refuse_nonfinite,
 )
+from attncli.attention.sizes import Sizes
 from attncli.errors import AttncliError, DataError, ResourceError, UsageError
 
 
@@ -270,7 +270,7 @@ POSITIONAL = [
 
 @pytest.mark.parametrize("options", POSITIONAL)
 def test_positions_must_be_declared_where_lengths_differ(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="--query-offset: expected a value") as raised:
+    with pytest.raises(UsageError, match="query_offset: expected a value") as raised:
         made(Q, K, **options)
     assert "top-left" in raised.value.advice
     assert "bottom-right" in raised.value.advice

@@ -10,11 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from plain_masks import plain_mask
 
-from attncli.attention.masks.mask import Mask, Sizes, build_mask
+from attncli.attention.masks.build import build_mask
+from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.masks.patterns import Pattern, ranges
 from attncli.attention.masks.recognise import MaskRecognition, recognise, recognise_mask
-from attncli.attention.masks.view import View
 from attncli.attention.options import AttentionOptions
+from attncli.attention.sizes import Sizes
 
 LOWER = np.tri(6, dtype=bool)
 KEYS = np.arange(6)
@@ -176,9 +177,9 @@ def test_other_masks_are_told_by_the_nearest_pattern(words: str, cells: np.ndarr
 
 def test_the_number_of_differing_cells_is_exact() -> None:
     cells = np.random.default_rng(3).random((40, 50)) > 0.5
-    nearest = recognise(View(file_mask(cells))).nearest
+    nearest = recognise(HeadMask(file_mask(cells))).nearest
     assert nearest is not None
-    pattern = nearest.pattern.structure(40).cells(slice(0, 40))
+    pattern = nearest.pattern.interval_mask(40).cells(slice(0, 40))
     assert nearest.cells == int((cells != (pattern ^ nearest.inverted)).sum())
 
 
@@ -231,7 +232,7 @@ def test_values_meant_as_minus_infinity_may_count_as_hidden() -> None:
     added = np.where(LOWER, 0.0, np.finfo(np.float32).min)
     mask = file_mask(added)
     assert recognise_mask(mask).description == "full"
-    assert recognise_mask(mask, hide_at=-1e4).description == "causal"
+    assert recognise_mask(mask.hiding_below(-1e4)).description == "causal"
 
 
 # Random combinations, built by plain loops

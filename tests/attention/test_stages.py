@@ -27,7 +27,7 @@ NAN, INF = math.nan, math.inf
 
 def whole(problem: Problem) -> dict[Stage, torch.Tensor]:
     """Every stage in one go, from the steps, K and V repeated per query head: (B, H, S_q, ·)."""
-    mask = problem.mask.to_torch("cpu")
+    mask = problem.mask.moved(torch.as_tensor)
     shape = (problem.sizes.batch, problem.sizes.heads, problem.sizes.q_len, problem.sizes.k_len)
     group = problem.sizes.heads // problem.kv_heads
     visible = mask.visible(EVERYTHING, EVERYTHING, EVERYTHING, EVERYTHING).expand(shape)

@@ -51,7 +51,7 @@ class Expected:
 
 
 def reference(problem: Problem, batch: int, head: int) -> Expected:
-    mask = problem.mask.to_torch("cpu")
+    mask = problem.mask.moved(torch.as_tensor)
     one_batch, one_head, everything = slice(batch, batch + 1), slice(head, head + 1), slice(None)
     real = mask.real_queries(batch)
     visible = mask.visible(one_batch, one_head, everything, everything)[0, 0, :real]

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from attncli.attention.masks.audit import audit, cell_counts
+from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import compare
-from attncli.attention.masks.mask import Mask, Sizes, build_mask
-from attncli.attention.masks.view import View
+from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.options import AttentionOptions
+from attncli.attention.sizes import Sizes
 
 LENGTH = 100_000
 MAPPED = "--mapped"
@@ -77,7 +78,7 @@ def measure(name: str, build: Any) -> None:
     mask: Mask = build()
     (record,) = audit(mask).records
     audited = time.perf_counter()
-    cell_counts(View(mask), 40, 80)
+    cell_counts(HeadMask(mask), 40, 80)
     drawn = time.perf_counter()
     print(
         f"{name:24} audit {audited - start:7.3f} s   picture {drawn - audited:7.3f} s   "

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from attncli.attention import steps
-from attncli.attention.masks.mask import Sizes, build_mask
+from attncli.attention.masks.build import build_mask
 from attncli.attention.options import AttentionOptions
+from attncli.attention.sizes import Sizes
 
 Record = dict[str, Any]
 

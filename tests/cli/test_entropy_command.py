@@ -15,8 +15,9 @@ import torch
 from plain import Run
 from plain_entropy import Record, assert_close, plain_head, plain_rows
 
-from attncli.attention.masks.mask import Sizes, build_mask
+from attncli.attention.masks.build import build_mask
 from attncli.attention.options import AttentionOptions
+from attncli.attention.sizes import Sizes
 
 SAMPLES = Path(__file__).parents[2] / "sample_inputs"
 MINILM = SAMPLES / "minilm.safetensors"

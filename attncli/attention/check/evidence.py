@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from attncli.attention.check.candidate import Candidate, Target, mend
@@ -313,15 +314,12 @@ def _chosen_rows(problem: Problem, off: torch.Tensor, batch: int, count: int) ->
 def _edges(problem: Problem, batch: int, length: int) -> list[int]:
     """First and last rows, and those where the interval of visible keys starts to change."""
     mask = problem.mask
-    first = torch.as_tensor(mask.first[batch % len(mask.first)]).cpu()[:length]
-    stop = torch.as_tensor(mask.stop[batch % len(mask.stop)]).cpu()[:length]
+    hull = mask.hull(batch)
     wanted = [0, length - 1, 1, length - 2]
-    for line in (first, stop):
-        change = (line.diff() != 0).to(torch.int8).diff().nonzero().flatten()
+    for line in (hull.first, hull.stop):
+        change = (torch.from_numpy(line).diff() != 0).to(torch.int8).diff().nonzero().flatten()
         wanted += [int(row) + step for row in change[:2].tolist() for step in (1, 2, 0)]
-    if mask.key_keep is not None:
-        ends = (~torch.as_tensor(mask.key_keep[batch % len(mask.key_keep)]).cpu()).nonzero()
-        wanted += [int(end) for end in ends.flatten()[:2]]
+    wanted += np.flatnonzero(~mask.real_keys(batch))[:2].tolist()
     return [row for row in dict.fromkeys(wanted) if 0 <= row < length]
 
 

@@ -15,7 +15,8 @@ import torch
 
 from attncli.attention.check.misreadings import misread_input, misread_output, misread_packing
 from attncli.attention.check.variant import SoftmaxOver, Variant
-from attncli.attention.masks.mask_input import MINUS_A_LOT
+from attncli.attention.masks.build import MINUS_A_LOT
+from attncli.attention.masks.rules import AdditiveMask, BooleanMask
 from attncli.attention.options import MaskTrue
 
 if TYPE_CHECKING:
@@ -167,22 +168,17 @@ def _window(by: int) -> Alternatives:
     return alternatives
 
 
-def _mask(**changes: Any) -> Alternatives:
-    """The fields of the problem's mask otherwise."""
-
-    def alternatives(variant: Variant) -> Iterator[Alternative]:
-        if variant.options.attn_mask is not None:
-            mask = replace(variant.problem.mask, **changes)
-            yield Alternative(variant.with_problem(mask=mask), {"attn_mask": None})
-
-    return alternatives
+def _mask_missing(variant: Variant) -> Iterator[Alternative]:
+    if variant.options.attn_mask is not None:
+        mask = variant.problem.mask.with_file(None)
+        yield Alternative(variant.with_problem(mask=mask), {"attn_mask": None})
 
 
 def _mask_inverted(variant: Variant) -> Iterator[Alternative]:
     mask = variant.problem.mask
-    if mask.allowed is not None:
-        inverted = replace(mask, allowed_value=not mask.allowed_value)
-        meaning = MaskTrue.KEEP if inverted.allowed_value else MaskTrue.DROP
+    if isinstance(mask.file, BooleanMask):
+        inverted = mask.with_file(replace(mask.file, shown=not mask.file.shown))
+        meaning = MaskTrue.DROP if mask.file.shown else MaskTrue.KEEP
         yield Alternative(variant.with_problem(mask=inverted), {"mask_true": meaning})
 
 
@@ -192,15 +188,15 @@ def _mask_as_boolean(variant: Variant) -> Iterator[Alternative]:
     if mask.added is None:
         return
     for allowed in (mask.added != 0, mask.added == 0, mask.added > MINUS_A_LOT):
-        changed = replace(mask, added=None, allowed=allowed, allowed_value=True)
+        changed = mask.with_file(BooleanMask(allowed, shown=True))
         yield Alternative(variant.with_problem(mask=changed))
 
 
 def _mask_as_additive(variant: Variant) -> Iterator[Alternative]:
     """A boolean mask whose 0 and 1 were added to the logits."""
     mask = variant.problem.mask
-    if mask.allowed is not None:
-        added = replace(mask, allowed=None, added=mask.allowed)
+    if isinstance(mask.file, BooleanMask):
+        added = mask.with_file(AdditiveMask(mask.file.values, lowest=0.0))
         yield Alternative(variant.with_problem(mask=added))
 
 
@@ -212,20 +208,17 @@ def _padding_on_queries(variant: Variant) -> Iterator[Alternative]:
         return
     for bare in (variant.with_options(key_lengths=None, key_padding=None), variant):
         mask = bare.problem.mask
-        stop = torch.where(real, mask.stop, mask.first)  # (B | 1, S_q)
-        changed = replace(mask, first=mask.first.expand(stop.shape), stop=stop)
-        yield Alternative(bare.with_problem(mask=changed))
+        hiding = BooleanMask(real[:, None, :, None], shown=True)  # (B | 1, 1, S_q, 1)
+        yield Alternative(bare.with_problem(mask=mask.also(hiding)))
 
 
 def _real_keys(variant: Variant) -> torch.Tensor | None:
     """Bool (B | 1, S_k), True = real key, as lengths and padding declare; None without either."""
-    lengths, keep = variant.options.key_lengths, variant.problem.mask.key_keep
-    if lengths is None:
-        return None if keep is None else torch.as_tensor(keep)
-    device = variant.problem.device
-    keys = torch.arange(variant.problem.sizes.k_len, device=device)
-    real = keys < torch.tensor(lengths, device=device)[:, None]
-    return real if keep is None else real & keep
+    options, problem = variant.options, variant.problem
+    if options.key_lengths is None and options.key_padding is None:
+        return None
+    real = [torch.as_tensor(problem.mask.real_keys(b)) for b in range(problem.sizes.batch)]
+    return torch.stack(real).to(problem.device)
 
 
 def _softcap(**changes: Any) -> Alternatives:
@@ -323,7 +316,7 @@ MISTAKES = (
     Mistake("mask:inverted", _mask_inverted),
     Mistake("mask:as-boolean", _mask_as_boolean),
     Mistake("mask:as-additive", _mask_as_additive),
-    Mistake("mask:missing", _mask(allowed=None, added=None)),
+    Mistake("mask:missing", _mask_missing),
     Mistake("padding:queries", _padding_on_queries),
     Mistake("padding:ignored", _without("key_lengths", "key_padding")),
     Mistake("softcap:missing", _softcap(softcap=None)),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from attncli.attention.masks.mask import Mask
+
 if TYPE_CHECKING:
     from attncli.attention.check.difference import Errors
     from attncli.attention.check.variant import Part
@@ -153,10 +155,10 @@ def _of_rows(off: torch.Tensor, tally: Tally, problem: Problem, real: torch.Tens
     length = int(real.sum(1).max())
     if len(where) < length:
         found.append(_run_of_rows(where, length))
-    padded = _padded_keys(problem)
+    padded = _padded_keys(problem.mask)
     if bool(padded.any()) and not bool(padded.all()) and bool((by_row.any(1) == padded).all()):
         found.append("only the batches with padded keys")
-    cut = torch.as_tensor(problem.mask.first).cpu() > 0  # (B | 1, S_q)
+    cut = _cut(problem.mask)
     if bool(cut.any()) and not bool(cut.all()) and bool((by_row <= cut).all()):
         found.append("only rows whose first keys a window hides")
     return found
@@ -177,14 +179,18 @@ def _run_of_rows(where: tuple[int, ...], length: int) -> str:
     return f"only {named} of {length}"
 
 
-def _padded_keys(problem: Problem) -> torch.Tensor:
+def _cut(mask: Mask) -> torch.Tensor:
+    """Bool (B, S_q), True for rows whose first keys are hidden though others are not."""
+    hulls = [mask.hull(batch) for batch in range(mask.sizes.batch)]
+    cut = torch.zeros(mask.sizes.batch, mask.sizes.q_len, dtype=torch.bool)
+    for batch, hull in enumerate(hulls):
+        cut[batch, : len(hull.first)] = torch.from_numpy(hull.first > 0)
+    return cut
+
+
+def _padded_keys(mask: Mask) -> torch.Tensor:
     """Bool (B,), True where some keys are padding."""
-    mask, batch = problem.mask, problem.sizes.batch
-    stop = torch.as_tensor(mask.stop).cpu()
-    padded = stop.amax(1) < problem.sizes.k_len if stop.shape[1] else stop.new_zeros(1).bool()
-    if mask.key_keep is not None:
-        padded = padded | ~torch.as_tensor(mask.key_keep).cpu().all(1)
-    return padded.expand(batch)
+    return torch.tensor([not mask.real_keys(b).all() for b in range(mask.sizes.batch)])
 
 
 def _only(one: str, many: str, off: torch.Tensor) -> str:

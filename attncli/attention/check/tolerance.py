@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from attncli.attention.check.candidate import Target
-from attncli.attention.masks.mask_input import MINUS_A_LOT
+from attncli.attention.masks.build import MINUS_A_LOT
+from attncli.attention.masks.mask import Mask, head_masks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from attncli.attention.masks.mask import Mask
     from attncli.attention.problem import Problem
 
 _LOGIT_ROUNDINGS = 4.0
@@ -111,7 +111,7 @@ def tolerance_of(
         sizes: of a problem that shares tensors with this one; None to find them out.
     """
     sizes = RowSizes.of(problem) if sizes is None else sizes
-    seen = _seen_keys(problem)
+    seen = _seen_keys(problem.mask)
     unit = unit_roundoff(dtype)
     inner = _LOGIT_ROUNDINGS * unit_of_arithmetic(dtype, problem)
     logit = 1 + _largest_logit(problem, sizes, seen)
@@ -197,28 +197,11 @@ def _largest(sizes: torch.Tensor, seen: torch.Tensor | None = None) -> float:
     return float(kept.max()) if kept.numel() else 0.0
 
 
-def _seen_keys(problem: Problem) -> torch.Tensor:
+def _seen_keys(mask: Mask) -> torch.Tensor:
     """Bool (B | 1, S_k): what lies in padding is garbage of any size and must not count."""
-    mask, keys = problem.mask, torch.arange(problem.sizes.k_len)
-    first, stop = torch.as_tensor(mask.first).cpu(), torch.as_tensor(mask.stop).cpu()
-    if not first.shape[1]:
-        return torch.zeros(1, len(keys), dtype=torch.bool)
-    low, high = first.amin(1), stop.amax(1)  # (B | 1,)
-    seen = (keys >= low[:, None]) & (keys < high[:, None])
-    if mask.key_keep is not None:
-        seen = seen & torch.as_tensor(mask.key_keep).cpu()
-    return seen & _seen_by_file(mask)
-
-
-def _seen_by_file(mask: Mask) -> torch.Tensor:
-    """Bool (B | 1, S_k | 1): keys that the mask file shows to some query of some head."""
-    seen = torch.ones(1, 1, dtype=torch.bool)
-    for given, shown in ((mask.allowed, mask.allowed_value), (mask.added, None)):
-        if given is None or math.prod(given.shape) > _FILE_CELLS:
-            continue
-        cells = torch.as_tensor(given).cpu()  # (B | 1, H | 1, S_q | 1, S_k | 1)
-        found = cells != -torch.inf if shown is None else cells == shown
-        seen = seen & found.flatten(1, 2).any(1)
+    seen = torch.zeros(mask.sizes.batch if mask.differs(0) else 1, mask.sizes.k_len).bool()
+    for batch, _, view in head_masks(mask.on_host()):
+        seen[batch or 0] |= torch.from_numpy(view.marginals.used > 0)
     return seen
 
 

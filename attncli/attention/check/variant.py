@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attncli.attention import steps
-from attncli.attention.masks.mask import build_mask
+from attncli.attention.masks.build import build_mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,12 +95,11 @@ class Variant:
         # A mask file may be large, and reading it again would only say the same.
         built = build_mask(
             replace(options, attn_mask=None) if keep else options, self.problem.sizes
-        ).to_torch(self.problem.device)
-        if keep:
-            built = replace(
-                built, allowed=old.allowed, allowed_value=old.allowed_value, added=old.added
-            )
-        return replace(self, options=options, problem=replace(self.problem, mask=built))
+        )
+        problem = replace(self.problem, mask=built)
+        mask = problem.mask_on_device()
+        problem = replace(problem, mask=mask.with_file(old.file) if keep else mask)
+        return replace(self, options=options, problem=problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +133,7 @@ class Expected:
 
 def right_variant(problem: Problem, options: AttentionOptions) -> Variant:
     """The problem as it was declared: no mistake."""
-    moved = problem.mask.to_torch(problem.device)
-    return Variant(replace(problem, mask=moved), options)
+    return Variant(replace(problem, mask=problem.mask_on_device()), options)
 
 
 def parts_of(variant: Variant, rows: torch.Tensor, batches: range) -> Iterator[Part]:

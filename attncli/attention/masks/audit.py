@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.attention.masks.mask import Mask
-from attncli.attention.masks.mask_input import MINUS_A_LOT, blocks_of
+from attncli.attention.masks.build import MINUS_A_LOT, blocks_of
+from attncli.attention.masks.compare import distinct_heads
+from attncli.attention.masks.interval_mask import IntervalMask, SortedIntervals
+from attncli.attention.masks.mask import HeadMask, Mask, count_columns
 from attncli.attention.masks.recognise import (
     MaskRecognition,
     Recognition,
@@ -18,8 +20,6 @@ from attncli.attention.masks.recognise import (
     recognise,
     recognise_mask,
 )
-from attncli.attention.masks.structure import Ordered, Structure
-from attncli.attention.masks.view import View, count_columns, distinct_views
 from attncli.columns import column
 
 _MOST_VALUES = 16
@@ -89,14 +89,14 @@ def audit(mask: Mask, *, named: int = 10) -> MaskAudit:
         mask: on the host; without a mask file its size costs nothing, since no cell is built.
         named: how many empty rows and unused keys to name.
     """
-    found = [(*each, recognise(each[2])) for each in distinct_views(mask)]
+    found = [(*each, recognise(each[2])) for each in distinct_heads(mask)]
     records = tuple(_record(*each, named) for each in found)
     recognition = combine(found)
     added = None if mask.added is None else _added_values(mask.added)
     if added is None or added.minimum is None or added.minimum > MINUS_A_LOT:
         return MaskAudit(records, recognition.description, recognition, None, added)
     # Whoever writes −10,000 or finfo.min into a mask means it to hide, which adding it does not.
-    lenient = recognise_mask(mask, hide_at=MINUS_A_LOT)
+    lenient = recognise_mask(mask.hiding_below(MINUS_A_LOT))
     own = {(batch, head): part.description for batch, head, part in lenient.parts}
 
     def both(strict: str, meant: str) -> str:
@@ -123,18 +123,18 @@ def place(batch: int | None, head: int | None) -> str:
 
 
 def _record(
-    batch: int | None, head: int | None, view: View, recognition: Recognition, named: int
+    batch: int | None, head: int | None, view: HeadMask, recognition: Recognition, named: int
 ) -> MaskRecord:
-    profile = view.profile
+    profile = view.marginals
     empty, unused = (np.flatnonzero(each == 0) for each in (profile.counts, profile.used))
     return MaskRecord(
         batch=batch,
         head=head,
         q_len=view.mask.sizes.q_len,
         k_len=view.k_len,
-        cells=view.cells,
+        cells=view.size,
         kept=profile.kept,
-        density=profile.kept / view.cells if view.cells else None,
+        density=profile.kept / view.size if view.size else None,
         empty_rows=len(empty),
         first_empty_rows=tuple(empty[:named].tolist()),
         unused_keys=len(unused),
@@ -185,7 +185,7 @@ class CellCounts:
         return np.outer(np.diff(self.query_edges), np.diff(self.key_edges))
 
 
-def cell_counts(view: View, rows: int, columns: int) -> CellCounts:
+def cell_counts(view: HeadMask, rows: int, columns: int) -> CellCounts:
     """Count the visible cells on a grid of at most `rows` × `columns` rectangles.
 
     Args:
@@ -195,9 +195,9 @@ def cell_counts(view: View, rows: int, columns: int) -> CellCounts:
     """
     query_edges, key_edges = _edges(view.rows, rows), _edges(view.k_len, columns)
     counts = np.zeros((len(query_edges) - 1, len(key_edges) - 1), np.int64)
-    if view.cells and view.known is not None:
-        _count_intervals(view.known, query_edges, key_edges, counts)
-    elif view.cells:
+    if view.size and view.intervals is not None:
+        _count_intervals(view.intervals, query_edges, key_edges, counts)
+    elif view.size:
         _count_cells(view, query_edges, key_edges, counts)
     return CellCounts(query_edges, key_edges, counts)
 
@@ -209,13 +209,13 @@ def _edges(length: int, parts: int) -> NDArray[np.int64]:
 
 
 def _count_intervals(
-    structure: Structure,
+    structure: IntervalMask,
     query_edges: NDArray[np.int64],
     key_edges: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> None:
     """From the interval of each query: what lies below one edge, without that below the last."""
-    ordered = Ordered(structure)
+    ordered = SortedIntervals(structure)
     before = ordered.low
     for place, edge in enumerate(key_edges[1:].tolist()):
         limit = np.clip(edge, structure.first, structure.stop)
@@ -225,7 +225,7 @@ def _count_intervals(
 
 
 def _count_cells(
-    view: View,
+    view: HeadMask,
     query_edges: NDArray[np.int64],
     key_edges: NDArray[np.int64],
     counts: NDArray[np.int64],

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attncli.attention.masks.mask import Sizes, build_mask
-from attncli.attention.masks.patterns import describe
-from attncli.attention.masks.structure import row_differences
-from attncli.attention.masks.view import View, differs
+from attncli.attention.masks.build import build_mask
+from attncli.attention.masks.interval_mask import row_differences
+from attncli.attention.masks.mask import HeadMask, Mask, head_masks
 from attncli.attention.options import AttentionOptions
+from attncli.attention.sizes import Sizes
 from attncli.errors import DataError
 
 if TYPE_CHECKING:
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from attncli.attention.masks.mask import Mask
-    from attncli.attention.masks.recognise import MaskRecognition
-
-    Found = tuple[int | None, int | None, View]
+    Found = tuple[int | None, int | None, HeadMask]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ def compare(a: Mask, b: Mask, limit: int = 10) -> Comparison:
         total[:3] += (rows * one.k_len, only_a, only_b)
         if only_a + only_b and len(first) < limit:
             for query, key in _first_differing(one, other, rows, limit - len(first)):
-                seen = bool(one.visible(slice(query, query + 1))[0, key])
+                seen = bool(one.cells(slice(query, query + 1))[0, key])
                 first.append(Cell(batch, head, query, key, seen, not seen))
         if a.added is not None or b.added is not None:
             total[3] += _compare_bias(one, other, rows, (batch, head), first_bias, limit)
@@ -112,14 +109,20 @@ def compare(a: Mask, b: Mask, limit: int = 10) -> Comparison:
     )
 
 
-def same_cells(one: View, other: View) -> bool:
+def same_cells(one: HeadMask, other: HeadMask) -> bool:
     """Whether two views have the same real queries and show them the same keys."""
     if one.rows != other.rows or one.k_len != other.k_len:
         return False
-    sums = ((view.profile.counts, view.profile.used) for view in (one, other))
+    sums = ((view.marginals.counts, view.marginals.used) for view in (one, other))
     if not all(np.array_equal(*pair) for pair in zip(*sums, strict=True)):
         return False
     return next(_first_differing(one, other, one.rows, 1), None) is None
+
+
+def distinct_heads(mask: Mask) -> list[Found]:
+    """The batches and heads of a mask, without those that are equal to the first along an axis."""
+    found = head_masks(mask)
+    return found if len(found) < 2 else collapse(found)
 
 
 def collapse(found: Sequence[Found]) -> list[Found]:
@@ -151,35 +154,6 @@ def leaks(given: Mask, options: AttentionOptions, limit: int = 10) -> list[Leak]
         _leak(name, given, build_mask(rule, given.sizes), limit)
         for name, rule in _rules(options).items()
     ]
-
-
-def undeclared_leaks(mask: Mask, recognition: MaskRecognition, named: int = 10) -> list[Leak]:
-    """What a mask that is no known pattern shows beyond the pattern nearest to it.
-
-    Where no rule is declared, this is the best guess at the rule that was meant. One leak for each
-    batch and head that has such a pattern, even if it shows nothing beyond it.
-
-    Args:
-        mask: on the host.
-        recognition: what `recognise_mask` says of it.
-        named: how many cells to name for each batch and head.
-    """
-    found = []
-    for batch, head, part in recognition.parts:
-        if part.nearest is None or part.nearest.inverted:
-            continue
-        view = View(mask, batch or 0, head or 0)
-        meant = part.nearest.pattern.structure(view.rows)
-        cells = 0
-        first: list[Cell] = []
-        for rows, block in view.blocks():
-            wrong = block & ~meant.cells(rows)
-            cells += int(np.count_nonzero(wrong))
-            if len(first) < named and wrong.any():
-                places = np.argwhere(wrong)[: named - len(first)].tolist()
-                first += [Cell(batch, head, rows.start + q, k, True, False) for q, k in places]
-        found.append(Leak(describe([part.nearest.pattern]), cells, tuple(first)))
-    return found
 
 
 def _rules(options: AttentionOptions) -> dict[str, AttentionOptions]:
@@ -225,25 +199,29 @@ def _refuse_other_sizes(a: Sizes, b: Sizes) -> None:
         raise DataError("--against", f"expected (B, H) = {counts[0]}, got {counts[1]}")
 
 
-def _pairs(a: Mask, b: Mask) -> Iterator[tuple[int | None, int | None, View, View]]:
+def _pairs(a: Mask, b: Mask) -> Iterator[tuple[int | None, int | None, HeadMask, HeadMask]]:
     """Views of both masks, one pair for each batch and head in which either may differ."""
-    by_batch, by_head = (differs(a, axis) or differs(b, axis) for axis in (0, 1))
+    by_batch, by_head = (a.differs(axis) or b.differs(axis) for axis in (0, 1))
     batches, heads = max(a.sizes.batch, b.sizes.batch), max(a.sizes.heads, b.sizes.heads)
     for batch in range(batches if by_batch else min(1, batches)):
         for head in range(heads if by_head else min(1, heads)):
             one, other = (
-                View(mask, min(batch, mask.sizes.batch - 1), min(head, mask.sizes.heads - 1))
+                HeadMask(mask, min(batch, mask.sizes.batch - 1), min(head, mask.sizes.heads - 1))
                 for mask in (a, b)
             )
             yield batch if by_batch else None, head if by_head else None, one, other
 
 
-def _exclusive(one: View, other: View, rows: int) -> tuple[int, int]:
+def _exclusive(one: HeadMask, other: HeadMask, rows: int) -> tuple[int, int]:
     """How many cells of the first `rows` queries are visible in `one` alone and `other` alone."""
-    if one.structure is not None and other.structure is not None:
-        here, there = (view.profile.counts[:rows] for view in (one, other))
+    if one.interval_mask is not None and other.interval_mask is not None:
+        here, there = (view.marginals.counts[:rows] for view in (one, other))
         excess = int(here.sum() - there.sum())
-        differing = int(row_differences(one.structure.head(rows), other.structure.head(rows)).sum())
+        differing = int(
+            row_differences(
+                one.interval_mask.queries(rows), other.interval_mask.queries(rows)
+            ).sum()
+        )
         return (differing + excess) // 2, (differing - excess) // 2
     only_one = only_other = 0
     for block, seen, shown in _blocks(one, other, rows):
@@ -254,7 +232,7 @@ def _exclusive(one: View, other: View, rows: int) -> tuple[int, int]:
 
 
 def _first_differing(
-    one: View, other: View, rows: int, limit: int, only_a: bool = False
+    one: HeadMask, other: HeadMask, rows: int, limit: int, only_a: bool = False
 ) -> Iterator[tuple[int, int]]:
     """Query and key of the first cells that differ, or that are visible in `one` alone."""
     for block, seen, shown in _blocks(one, other, rows):
@@ -268,29 +246,29 @@ def _first_differing(
 
 
 def _blocks(
-    one: View, other: View, rows: int
+    one: HeadMask, other: HeadMask, rows: int
 ) -> Iterator[tuple[slice, NDArray[np.bool_], NDArray[np.bool_]]]:
     """Blocks of rows that both views show; of two structures only those that differ."""
-    if one.structure is not None and other.structure is not None:
-        wrong = row_differences(one.structure.head(rows), other.structure.head(rows))
+    if one.interval_mask is not None and other.interval_mask is not None:
+        wrong = row_differences(one.interval_mask.queries(rows), other.interval_mask.queries(rows))
         for row in np.flatnonzero(wrong).tolist():
             block = slice(row, row + 1)
-            yield block, one.visible(block), other.visible(block)
+            yield block, one.cells(block), other.cells(block)
         return
-    walked, along = (other, one) if one.structure is not None else (one, other)
+    walked, along = (other, one) if one.interval_mask is not None else (one, other)
     for block, seen in walked.blocks():
         block = slice(block.start, min(block.stop, rows))
         if block.start >= rows:
             return
         seen = seen[: block.stop - block.start]
-        shown = along.visible(block)
+        shown = along.cells(block)
         yield (block, seen, shown) if walked is one else (block, shown, seen)
-        along.release(block)
+        along.drop_page_cache(block)
 
 
 def _compare_bias(
-    one: View,
-    other: View,
+    one: HeadMask,
+    other: HeadMask,
     rows: int,
     at: tuple[int | None, int | None],
     first: list[Cell],
@@ -302,12 +280,18 @@ def _compare_bias(
         block = slice(block.start, min(block.stop, rows))
         if block.start >= rows:
             break
-        both = seen[: block.stop - block.start] & other.visible(block)
-        a, b = (np.broadcast_to(view.added(block), both.shape) for view in (one, other))
+        both = seen[: block.stop - block.start] & other.cells(block)
+        a, b = (_added(view, block, both.shape) for view in (one, other))
         wrong = both & (a != b)
         cells += int(np.count_nonzero(wrong))
         for query, key in np.argwhere(wrong)[: limit - len(first)] if len(first) < limit else ():
             values = float(a[query, key]), float(b[query, key])
             first.append(Cell(*at, block.start + int(query), int(key), *values))
-        other.release(block)
+        other.drop_page_cache(block)
     return cells
+
+
+def _added(view: HeadMask, rows: slice, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Float (rows, S_k): what a mask file adds; 0 without one."""
+    added = view.additive(rows)
+    return np.broadcast_to(0.0 if added is None else added, shape)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attncli.attention.masks.structure import Ordered, Profile, Structure, coverage
+from attncli.attention.masks.interval_mask import IntervalMask, Marginals, SortedIntervals, coverage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from attncli.attention.masks.view import View
+    from attncli.attention.masks.mask import HeadMask
 
 _FULL_ROWS = 256
 
@@ -29,7 +29,7 @@ class SeeingRows:
     last: NDArray[np.int64]
 
     @classmethod
-    def of(cls, profile: Profile) -> SeeingRows:
+    def of(cls, profile: Marginals) -> SeeingRows:
         index = np.flatnonzero(profile.counts)
         return cls(index, profile.first[index], profile.last[index])
 
@@ -38,7 +38,7 @@ class SeeingRows:
 Labels = Callable[["SeeingRows", int], "NDArray[np.int64] | None"]
 
 
-def hull_labels(profile: Profile) -> Labels:
+def hull_labels(profile: Marginals) -> Labels:
     """Documents that are runs of keys: as short as the rows, with their own positions, allow."""
     k_len = len(profile.used)
 
@@ -53,9 +53,11 @@ def hull_labels(profile: Profile) -> Labels:
     return labels
 
 
-def connected_labels(view: View) -> Labels | None:
+def connected_labels(view: HeadMask) -> Labels | None:
     """Documents of any shape: keys that some query sees together; None where all are connected."""
-    key_labels = _connected_by_structure(view.known) if view.known else _connected_by_cells(view)
+    key_labels = (
+        _connected_by_structure(view.intervals) if view.intervals else _connected_by_cells(view)
+    )
     if key_labels is None:
         return None
 
@@ -76,8 +78,8 @@ def connected_labels(view: View) -> Labels | None:
     return labels
 
 
-def _connected_by_structure(structure: Structure) -> NDArray[np.int64]:
-    ordered = Ordered(structure)
+def _connected_by_structure(structure: IntervalMask) -> NDArray[np.int64]:
+    ordered = SortedIntervals(structure)
     some = ordered.high > ordered.low
     crossed = coverage(ordered.low[some], ordered.high[some] - 1, len(ordered.keys))
     labels = np.arange(structure.k_len)
@@ -88,9 +90,9 @@ def _connected_by_structure(structure: Structure) -> NDArray[np.int64]:
     return labels
 
 
-def _connected_by_cells(view: View) -> NDArray[np.int64] | None:
+def _connected_by_cells(view: HeadMask) -> NDArray[np.int64] | None:
     labels = np.arange(view.k_len)
-    apart = int((view.profile.used > 0).sum())
+    apart = int((view.marginals.used > 0).sum())
     for row in _rows_fullest_first(view):
         seen = labels[row]
         if len(seen) and (seen != seen[0]).any():
@@ -103,12 +105,12 @@ def _connected_by_cells(view: View) -> NDArray[np.int64] | None:
     return labels
 
 
-def _rows_fullest_first(view: View) -> Iterator[NDArray[np.bool_]]:
+def _rows_fullest_first(view: HeadMask) -> Iterator[NDArray[np.bool_]]:
     """Every row, bool (S_k,), after some that connect much at once: most masks end with those."""
-    counts = view.profile.counts
+    counts = view.marginals.counts
     peaks = np.flatnonzero(counts > np.append(counts[1:], 0))
     for row in peaks[np.argsort(-counts[peaks], kind="stable")][:_FULL_ROWS].tolist():
-        yield view.visible(slice(row, row + 1))[0]
+        yield view.cells(slice(row, row + 1))[0]
     for _, block in view.blocks():
         yield from block
 
@@ -126,7 +128,7 @@ def _join(root: NDArray[np.int64], one: int, other: int) -> None:
 
 
 def numbered_variants(
-    ids: NDArray[np.int64], profile: Profile, rows: SeeingRows, offset: int
+    ids: NDArray[np.int64], profile: Marginals, rows: SeeingRows, offset: int
 ) -> Iterator[NDArray[np.int64]]:
     """The documents numbered from 0, with the keys that show no document put into one in turn.
 

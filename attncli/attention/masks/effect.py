@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from attncli.attention.masks.view import View
+    from attncli.attention.masks.mask import HeadMask
 
 _BLOCK_CELLS = 1 << 20
 
@@ -37,7 +37,7 @@ class MaskEffect:
     top_after: NDArray[np.int64]
 
 
-def mask_effect(scores: NDArray[Any], view: View) -> MaskEffect:
+def mask_effect(scores: NDArray[Any], view: HeadMask) -> MaskEffect:
     """Compare the softmax of the scores with that of the scores under the mask.
 
     Args:
@@ -48,7 +48,7 @@ def mask_effect(scores: NDArray[Any], view: View) -> MaskEffect:
     parts = []
     for start in range(0, view.rows, step):
         rows = slice(start, min(start + step, view.rows))
-        parts.append(_of_rows(*weights_before_and_after(scores, view, rows), view.visible(rows)))
+        parts.append(_of_rows(*weights_before_and_after(scores, view, rows), view.cells(rows)))
     if not parts:
         none: NDArray[Any] = np.zeros(0)
         parts = [(*[none] * 6, *[none.astype(np.int64)] * 2)]
@@ -57,7 +57,7 @@ def mask_effect(scores: NDArray[Any], view: View) -> MaskEffect:
 
 
 def weights_before_and_after(
-    scores: NDArray[Any], view: View, rows: slice
+    scores: NDArray[Any], view: HeadMask, rows: slice
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Softmax weights of some rows without and with the mask, each float64 (rows, S_k).
 
@@ -67,12 +67,11 @@ def weights_before_and_after(
         rows: which rows, with a start and a stop.
     """
     logits = scores[rows].astype(np.float64)  # (rows, S_k)
-    one = slice(view.batch, view.batch + 1), slice(view.head, view.head + 1)
-    bias = view.mask.bias(*one, rows, slice(None))
+    bias = view.bias(rows)
     everything = np.ones(logits.shape, np.bool_)
     with np.errstate(invalid="ignore"):  # scores that are not finite follow IEEE
-        masked = logits if bias is None else logits + bias[0, 0]
-        return _softmax(logits, everything), _softmax(masked, view.visible(rows))
+        masked = logits if bias is None else logits + bias
+        return _softmax(logits, everything), _softmax(masked, view.cells(rows))
 
 
 def _softmax(logits: NDArray[np.float64], seen: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -21,8 +21,8 @@ from attncli.attention.masks.documents import (
     hull_labels,
     numbered_variants,
 )
+from attncli.attention.masks.interval_mask import Marginals, SortedIntervals
 from attncli.attention.masks.patterns import Pattern
-from attncli.attention.masks.structure import Ordered, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from attncli.attention.masks.documents import Labels
-    from attncli.attention.masks.view import View
+    from attncli.attention.masks.mask import HeadMask
 
 # Up to this many cells every query offset is tried for documents, beyond it the likely ones.
 _ALL_OFFSETS_CELLS = 4096
@@ -51,11 +51,11 @@ class Fit:
     buildable: Pattern | None
 
 
-def fit(view: View) -> Fit:
+def fit(view: HeadMask) -> Fit:
     """Find the cheapest patterns whose cells are those of the view."""
-    profile = view.profile
+    profile = view.marginals
     plain = Pattern(q_len=view.mask.sizes.q_len, k_len=view.k_len)
-    if profile.kept == view.cells:
+    if profile.kept == view.size:
         return Fit(plain, plain)
     if profile.kept == 0:
         nothing = replace(plain, length=0)
@@ -68,10 +68,10 @@ def fit(view: View) -> Fit:
     return Fit(hiding, buildable)
 
 
-def _cheapest(plain: Pattern, view: View, best: Best) -> Pattern | None:
-    if view.profile.is_structured:
-        best.take(_without_documents(plain, view.profile))
-    best.take(_with_documents(plain, view, hull_labels(view.profile)))
+def _cheapest(plain: Pattern, view: HeadMask, best: Best) -> Pattern | None:
+    if view.marginals.is_interval_mask:
+        best.take(_without_documents(plain, view.marginals))
+    best.take(_with_documents(plain, view, hull_labels(view.marginals)))
     if best.pattern is None:
         labels = connected_labels(view)
         if labels is not None:
@@ -83,7 +83,7 @@ class Best:
     """The cheapest of the candidates that fit so far."""
 
     def __init__(
-        self, profile: Profile, pattern: Pattern | None = None, *, rows_may_hide: bool = False
+        self, profile: Marginals, pattern: Pattern | None = None, *, rows_may_hide: bool = False
     ) -> None:
         self.pattern = pattern
         self._profile = profile
@@ -99,27 +99,27 @@ class Best:
                 self.pattern = found
 
 
-def complete(pattern: Pattern, profile: Profile, rows_may_hide: bool = False) -> Pattern | None:
+def complete(pattern: Pattern, profile: Marginals, rows_may_hide: bool = False) -> Pattern | None:
     """The pattern with the padding that makes its cells those of the profile; None if none does.
 
     The documents of the pattern, if it has any, must have been read from the same cells: that a
     query sees keys of its own document alone is taken for granted.
     """
-    structure = pattern.structure(len(profile.counts))
+    structure = pattern.interval_mask(len(profile.counts))
     some = profile.counts > 0
     if rows_may_hide:
         structure = replace(structure, stop=np.where(some, structure.stop, structure.first))
     outside = (profile.first < structure.first) | (profile.last >= structure.stop)
     if (some & outside).any():
         return None
-    reach = Ordered(structure).profile().used
+    reach = SortedIntervals(structure).marginals().used
     seen = profile.used > 0
     if (seen & (profile.used != reach)).any():
         return None
     found = _with_padding(pattern, seen, ~seen & (reach > 0))
     if not rows_may_hide:
         return found
-    shown = Ordered(found.structure(len(profile.counts)))
+    shown = SortedIntervals(found.interval_mask(len(profile.counts)))
     hidden = np.flatnonzero(~some & (shown.high > shown.low))
     return replace(found, hidden_rows=hidden) if len(hidden) else found
 
@@ -185,7 +185,7 @@ def _edges(rows: SeeingRows, used: NDArray[np.int64], ids: NDArray[np.int64] | N
     )
 
 
-def _without_documents(plain: Pattern, profile: Profile) -> list[Pattern]:
+def _without_documents(plain: Pattern, profile: Marginals) -> list[Pattern]:
     """Bands, prefixes and plain padding, the cheapest first."""
     rows = SeeingRows.of(profile)
     edges = _edges(rows, profile.used, None)
@@ -217,17 +217,17 @@ def _prefixes(causal: Pattern, rows: SeeingRows, edges: _Edges) -> Iterator[Patt
         yield replace(wide, ahead=edges.highest)
 
 
-def _with_documents(plain: Pattern, view: View, labels: Labels) -> Iterator[Pattern]:
+def _with_documents(plain: Pattern, view: HeadMask, labels: Labels) -> Iterator[Pattern]:
     """Packed documents with and without bands and prefixes inside them."""
-    rows = SeeingRows.of(view.profile)
+    rows = SeeingRows.of(view.marginals)
     for offset in _document_offsets(plain, view, rows):
         ids = labels(rows, offset)
         if ids is None or ((ids == ids[0]).all() and len(rows.index) == view.rows):
             continue
-        edges = _edges(rows, view.profile.used, ids)
+        edges = _edges(rows, view.marginals.used, ids)
         base = replace(plain, position=offset)
         found = list(_bands_in_documents(base, rows, edges))
-        for variant in numbered_variants(ids, view.profile, rows, offset):
+        for variant in numbered_variants(ids, view.marginals, rows, offset):
             yield from (replace(pattern, ids=variant) for pattern in found)
 
 
@@ -245,7 +245,7 @@ def _bands_in_documents(base: Pattern, rows: SeeingRows, edges: _Edges) -> Itera
         yield from (replace(upper, lowest=low) for low in lows)
 
 
-def _document_offsets(plain: Pattern, view: View, rows: SeeingRows) -> list[int]:
+def _document_offsets(plain: Pattern, view: HeadMask, rows: SeeingRows) -> list[int]:
     """Query offsets at which documents are looked for, the likely ones first."""
     highest = int((rows.last - rows.index).max())
     lowest = int((rows.first - rows.index).min())
@@ -254,5 +254,5 @@ def _document_offsets(plain: Pattern, view: View, rows: SeeingRows) -> list[int]
     ends = np.flatnonzero(np.diff(rows.last, append=view.k_len) > 0)
     begun += Counter((rows.last - rows.index)[ends].tolist())
     likely = [each for each, _ in begun.most_common(_MOST_DOCUMENT_OFFSETS)]
-    every = range(1 - view.rows, view.k_len) if view.cells <= _ALL_OFFSETS_CELLS else ()
+    every = range(1 - view.rows, view.k_len) if view.size <= _ALL_OFFSETS_CELLS else ()
     return list(dict.fromkeys([*plain.corners, highest, lowest, *likely, *every]))

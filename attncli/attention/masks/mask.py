@@ -1,93 +1,81 @@
 """Which key each query may see, and what is added to its logit.
 
-Every positional rule (causal, windows, prefix, key lengths) leaves each query one interval of
-keys, so a structured mask of any size is two integers per query. Padding files, segments and mask
-files stay what they are and are combined cell by cell, only for the block that is asked for.
+A mask is a tuple of rules (`attncli.attention.masks.rules`), which nobody but the mask reads.
+`Mask` answers for blocks of any batches and heads, `HeadMask` for one of each, cell by cell or, as
+long as every rule allows it, by an interval of keys per query.
 """
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, reduce
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from attncli.attention.masks.mask_input import MaskInput, read_key_padding, read_mask, read_segments
-from attncli.attention.options import AttentionOptions, Corner, MaskTrue
+from attncli.attention.masks.interval_mask import (
+    Hull,
+    IntervalMask,
+    Marginals,
+    SortedIntervals,
+    intersection,
+)
+from attncli.attention.masks.rules import AdditiveMask, Array, BooleanMask, CellBlock, Index, Rule
+from attncli.attention.sizes import Sizes
 from attncli.errors import UsageError
 
-if TYPE_CHECKING:
-    import torch
-    from numpy.typing import NDArray
+BLOCK_CELLS = 1 << 22
 
-# Offsets stay within it, and a window this wide is no window: their sums fit 64 bits.
-FARTHEST = 2**53
+# Rows whose sums by column still fit into one byte.
+_BYTE_ROWS = 255
 
-Index = Any  # a slice or an integer array, of NumPy or torch like the mask itself
-Array = Any  # NumPy on the host, torch after `Mask.to_torch`
+_ALL = slice(None)
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Lengths of the axes of one attention problem: B, H, S_q, S_k."""
-
-    batch: int
-    heads: int
-    q_len: int
-    k_len: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Mask:
     """Visibility and additive bias of every cell, computed block by block.
 
     Arrays have a leading batch axis of length B, or 1 where all batches are alike. They are NumPy
-    arrays as built and torch tensors after `to_torch`; the methods work on both.
+    arrays as built and may be moved to torch tensors; the methods work on both.
 
     Attributes:
         sizes: B, H, S_q, S_k.
+        rules: a query may see a key if all of them say so; nobody but the mask reads them.
         offset: int64 (B | 1,), position of query 0; None where positions are not defined.
-        first: int64 (B | 1, S_q), first key of each query's interval.
-        stop: int64 (B | 1, S_q), one past the last key of the interval; stop ≥ first.
-        key_keep: bool (B | 1, S_k), True = real key; None for all real.
-        segments: int64 (B | 1, S_k), document ids; None for one document.
-        allowed: bool or 0/1 integer (B | 1, H | 1, S_q | 1, S_k | 1); None for no such mask.
-        allowed_value: what a cell of `allowed` holds where the query may attend: True or False.
-        added: float (B | 1, H | 1, S_q | 1, S_k | 1), summed to the logits, −inf = invisible;
-            None for no such mask.
-        slopes: float64 (H,), mₕ of ALiBi; None for none.
         query_lengths: int64 (B | 1,), number of real queries.
+        slopes: float64 (H,), mₕ of ALiBi; None for none.
         warnings: what the reader of the results should know.
+        convert: makes an array of the mask's library, on its device, of a NumPy one.
     """
 
     sizes: Sizes
+    rules: tuple[Rule, ...]
     offset: Array | None
-    first: Array
-    stop: Array
-    key_keep: Array | None
-    segments: Array | None
-    allowed: Array | None
-    allowed_value: bool
-    added: Array | None
-    slopes: Array | None
     query_lengths: Array
+    slopes: Array | None = None
     warnings: tuple[str, ...] = ()
+    convert: Callable[[Any], Array] = np.asarray
 
     def visible(self, batch: slice, head: slice, rows: Index, cols: slice) -> Array:
         """Bool (b | 1, h | 1, rows, cols): True where the query may see the key."""
-        keys = self._keys(cols)
-        first = _of_batch(self.first, batch)[:, None, rows, None]  # (b, 1, rows, 1)
-        stop = _of_batch(self.stop, batch)[:, None, rows, None]
-        seen = (keys >= first) & (keys < stop)  # (b, 1, rows, cols)
-        if self.key_keep is not None:
-            seen = seen & _of_batch(self.key_keep, batch)[:, None, None, cols]
-        if self.segments is not None:
-            seen = seen & self._same_segment(batch, rows, cols)
-        if self.allowed is not None:
-            seen = seen & (_block(self.allowed, batch, head, rows, cols) == self.allowed_value)
-        if self.added is not None:
-            seen = seen & (_block(self.added, batch, head, rows, cols) != -np.inf)
-        return seen
+        block = self.block(batch, head, rows, cols)
+        shape = (1, 1, len(block.queries), len(block.keys))
+        if not self.rules:
+            return self.convert(np.ones(shape, np.bool_))
+        found = [rule.cells(block) for rule in self.rules]
+        seen = reduce(lambda one, other: one & other, found)
+        if tuple(seen.shape[2:]) == shape[2:]:
+            return seen
+        shape = (*seen.shape[:2], *shape[2:])
+        return (
+            np.broadcast_to(seen, shape).copy()
+            if isinstance(seen, np.ndarray)
+            else seen.expand(shape)
+        )
 
     def bias(self, batch: slice, head: slice, rows: Index, cols: slice) -> Array | None:
         """Float (b | 1, h | 1, rows, cols) to add to visible logits; None where there is none."""
@@ -102,212 +90,279 @@ class Mask:
 
         Unlike `bias` it leaves ALiBi out, for those who have a cheaper way to it.
         """
-        return None if self.added is None else _block(self.added, batch, head, rows, cols)
+        added = self.added
+        return None if added is None else self.block(batch, head, rows, cols).of_file(added)
 
     def distance(self, batch: slice, rows: Index, cols: slice) -> Array:
         """Int64 (b | 1, 1, rows, cols): |p − j|."""
-        return abs(self.positions(batch, rows)[:, None, :, None] - self._keys(cols))
+        block = self.block(batch, _ALL, rows, cols)
+        return abs(self.positions(batch, rows)[:, None, :, None] - block.keys)
 
     def positions(self, batch: slice, rows: Index) -> Array:
         """Int64 (b | 1, rows): p, where each query stands on the key axis."""
         if self.offset is None:
-            raise UsageError("--query-offset", "expected a value, got none")
-        index = rows
-        if isinstance(rows, slice):
-            index = self._arange(*rows.indices(self.sizes.q_len)[:2])
-        return _of_batch(self.offset, batch)[:, None] + index
-
-    def span(self, batch: slice, rows: Index) -> tuple[int, int]:
-        """First key, and one past the last, that any of the rows may see by its interval."""
-        first = _of_batch(self.first, batch)[:, rows]
-        stop = _of_batch(self.stop, batch)[:, rows]
-        some = stop > first
-        if not bool(some.any()):
-            return 0, 0
-        return int(first[some].min()), int(stop[some].max())
+            raise UsageError("«query_offset»", "expected a value, got none")
+        return self.block(batch, _ALL, rows, _ALL).positions(self.offset)[:, 0, :, 0]
 
     def real_queries(self, batch: int) -> int:
         """Number of queries of this batch that are not padding."""
         lengths = self.query_lengths
         return int(lengths[batch if len(lengths) > 1 else 0])
 
-    def to_torch(self, device: torch.device | str) -> Mask:
-        """The same mask with torch tensors on a device."""
-        import torch
+    def real_keys(self, batch: int) -> NDArray[np.bool_]:
+        """Bool (S_k,), False for the keys of this batch that are padding."""
+        k_len = self.sizes.k_len
+        found = [rule.real_keys(batch, k_len) for rule in self.on_host().rules]
+        real = np.ones(k_len, np.bool_)
+        return reduce(np.logical_and, [each for each in found if each is not None], real)
 
-        def move(array: Array | None) -> Array | None:
-            return None if array is None else torch.as_tensor(array, device=device)
+    def head(self, batch: int, head: int) -> HeadMask:
+        """One batch and head of it."""
+        return HeadMask(self, batch, head)
 
-        return replace(
-            self,
-            offset=move(self.offset),
-            first=move(self.first),
-            stop=move(self.stop),
-            key_keep=move(self.key_keep),
-            segments=move(self.segments),
-            allowed=move(self.allowed),
-            added=move(self.added),
-            slopes=move(self.slopes),
-        )
+    def hull(self, batch: int, heads: range | None = None) -> Hull:
+        """Intervals that hold all keys that each real query of a batch sees in any of the heads.
+
+        Args:
+            batch: index of the batch.
+            heads: neighbouring heads; None for all.
+        """
+        heads = range(self.sizes.heads) if heads is None else heads
+        apart = len(heads) > 1 and self.differs(1)
+        rules = [rule for rule in self.on_host().rules if not (apart and rule.differs(1))]
+        alike = replace(self.on_host(), rules=tuple(rules))
+        found, complete = alike.head(batch, heads.start).by_rules
+        hull = SortedIntervals(found).hull()
+        return replace(hull, exact=hull.exact and complete and not apart)
 
     @property
-    def by_interval(self) -> bool:
-        """Whether the intervals alone say which cells are visible."""
-        others = (self.key_keep, self.segments, self.allowed, self.added)
-        return all(rule is None for rule in others)
+    def added(self) -> Array | None:
+        """What a mask file adds, float (B | 1, H | 1, S_q | 1, S_k | 1); None for no such file."""
+        return self.file.values if isinstance(self.file, AdditiveMask) else None
 
-    def _same_segment(self, batch: slice, rows: Index, cols: slice) -> Array:
-        ids = _of_batch(self.segments, batch)
-        positions = self.positions(batch, rows)
-        on_axis = (positions >= 0) & (positions < self.sizes.k_len)
-        if not self.sizes.k_len:
-            return on_axis[:, None, :, None]
-        place = positions * on_axis  # off the axis: any valid index, its result is discarded
-        own = ids[self._arange(0, len(ids))[:, None], place]
-        return (own[:, None, :, None] == ids[:, None, None, cols]) & on_axis[:, None, :, None]
+    @property
+    def file(self) -> BooleanMask | AdditiveMask | None:
+        """The rule of the mask file; None where there is none."""
+        files = [rule for rule in self.rules if isinstance(rule, BooleanMask | AdditiveMask)]
+        return files[0] if files else None
 
-    def _keys(self, cols: slice) -> Array:
-        return self._arange(*cols.indices(self.sizes.k_len)[:2])
+    def with_file(self, file: BooleanMask | AdditiveMask | None) -> Mask:
+        """The same with another mask file, or without one."""
+        kept = [rule for rule in self.rules if not isinstance(rule, BooleanMask | AdditiveMask)]
+        return replace(self, rules=(*kept, file) if file is not None else tuple(kept))
 
-    def _arange(self, start: int, stop: int) -> Array:
-        if isinstance(self.first, np.ndarray):
-            return np.arange(start, stop)
-        import torch
+    def hiding_below(self, limit: float) -> Mask:
+        """The same, in which added values at or below a limit count as hidden."""
+        if not isinstance(self.file, AdditiveMask):
+            return self
+        return self.with_file(replace(self.file, hidden_below=limit))
 
-        return torch.arange(start, stop, device=self.first.device)
+    def also(self, rule: Rule) -> Mask:
+        """The same with one rule more."""
+        return replace(self, rules=(*self.rules, rule))
 
+    @property
+    def has_bias(self) -> bool:
+        """Whether anything is added to the logits."""
+        return self.slopes is not None or self.added is not None
 
-def build_mask(options: AttentionOptions, sizes: Sizes) -> Mask:
-    """Combine every visibility rule of the options for tensors of the given sizes.
-
-    Raises:
-        UsageError: an option does not fit the sizes, or needs a query offset that is not given.
-        DataError: a mask or padding array has the wrong shape or values.
-    """
-    offset = resolve_offset(options, sizes)
-    first, stop = _intervals(options, sizes, offset)
-    given = MaskInput() if options.attn_mask is None else read_mask(options, sizes)
-    keep, said = read_key_padding(options, sizes)
-    return Mask(
-        sizes=sizes,
-        offset=offset,
-        first=first,
-        stop=stop,
-        key_keep=keep,
-        segments=read_segments(options, sizes),
-        allowed=given.allowed,
-        allowed_value=options.mask_true is MaskTrue.KEEP,
-        added=given.added,
-        slopes=alibi_slopes(sizes.heads) if options.alibi else None,
-        query_lengths=per_batch(options.query_lengths, "--query-lengths", sizes.batch, sizes.q_len),
-        warnings=(*given.warnings, *said),
-    )
-
-
-def resolve_offset(options: AttentionOptions, sizes: Sizes) -> NDArray[np.int64] | None:
-    """Position of query 0 on the key axis, int64 (B | 1,), or None where it is undefined.
-
-    Raises:
-        UsageError: positions are needed, S_q ≠ S_k and nothing says where query 0 stands; or
-            there are neither one offset nor one per batch.
-    """
-    declared = options.query_offset
-    if declared is None:
-        if sizes.q_len == sizes.k_len:
-            return np.zeros(1, np.int64)
-        if options.needs_positions:
-            raise UsageError(
-                "--query-offset",
-                f"expected a value, since «{options.needs_positions[0]}» needs positions and "
-                f"S_q={sizes.q_len} differs from S_k={sizes.k_len}, got none",
-                "top-left: query 0 stands at key 0 (PyTorch is_causal); bottom-right: the last "
-                f"query stands at the last key, an offset of {sizes.k_len - sizes.q_len} "
-                "(KV cache, FlashAttention)",
-            )
-        return None
-    if isinstance(declared, Corner):
-        corner = 0 if declared is Corner.TOP_LEFT else sizes.k_len - sizes.q_len
-        return np.array([corner], np.int64)
-    offsets = (declared,) if isinstance(declared, int) else declared
-    if len(offsets) not in (1, sizes.batch):
-        raise UsageError(
-            "--query-offset",
-            f"expected one value or one per batch (B={sizes.batch}), got {len(offsets)}",
+    def differs(self, axis: int) -> bool:
+        """Whether any rule is given apart for each batch (0) or head (1)."""
+        of_batch = (
+            [self.query_lengths] if self.offset is None else [self.offset, self.query_lengths]
         )
-    if max(map(abs, offsets), default=0) > FARTHEST:
-        raise UsageError("--query-offset", "expected at most 2^53 in size, got more")
-    return np.array(offsets, np.int64)
+        apart = axis == 0 and any(len(array) > 1 for array in of_batch)
+        return apart or any(rule.differs(axis) for rule in self.rules)
 
-
-def per_batch(
-    lengths: tuple[int, ...] | None, option: str, batch: int, limit: int
-) -> NDArray[np.int64]:
-    """Lengths as int64 (B | 1,); the whole axis where none are given.
-
-    Raises:
-        UsageError: neither one length nor one per batch, or a length beyond the axis.
-    """
-    if lengths is None:
-        return np.array([limit], np.int64)
-    if len(lengths) not in (1, batch):
-        raise UsageError(
-            option, f"expected one length or one per batch (B={batch}), got {len(lengths)}"
+    def moved(self, convert: Callable[[Any], Array]) -> Mask:
+        """The same with its arrays somewhere else."""
+        return replace(
+            self,
+            rules=tuple(rule.moved(convert) for rule in self.rules),
+            offset=None if self.offset is None else convert(self.offset),
+            query_lengths=convert(self.query_lengths),
+            slopes=None if self.slopes is None else convert(self.slopes),
+            convert=convert,
         )
-    if max(lengths, default=0) > limit:
-        raise UsageError(option, f"expected at most {limit}, the axis' length, got {max(lengths)}")
-    return np.array(lengths, np.int64)
+
+    def on_host(self) -> Mask:
+        """The same with NumPy arrays."""
+        if isinstance(self.query_lengths, np.ndarray):
+            return self
+        return replace(self.moved(lambda tensor: tensor.cpu().numpy()), convert=np.asarray)
+
+    def block(self, batch: slice, head: slice, rows: Index, cols: slice) -> CellBlock:
+        """The cells as its rules are asked for them."""
+        # Half the width is compared twice as fast.
+        narrow: Any = np.int32 if self.sizes.k_len < 2**31 else np.int64
+        return CellBlock(
+            batch=batch,
+            head=head,
+            rows=rows,
+            cols=cols,
+            batches=self._indices(batch, self.sizes.batch),
+            queries=self._indices(rows, self.sizes.q_len) if isinstance(rows, slice) else rows,
+            keys=self._indices(cols, self.sizes.k_len, narrow),
+        )
+
+    def _indices(self, index: slice, length: int, dtype: Any = np.int64) -> Array:
+        start, stop, _ = index.indices(length)
+        return self.convert(np.arange(start, stop, dtype=dtype))
 
 
-def alibi_slopes(heads: int) -> NDArray[np.float64]:
-    """Slopes mₕ of ALiBi, float64 (H,).
+@dataclass(frozen=True, eq=False)
+class HeadMask:
+    """The real queries of one batch and head of a mask.
 
-    For a power of two n they are 2^(−8h/n), h = 1…n. Otherwise the slopes of the power of two
-    below come first, then every other slope of the power of two above.
-
-    Source: Press, Smith and Lewis, "Train Short, Test Long" (2022), reference implementation.
+    Attributes:
+        mask: where the cells come from.
+        batch, head: which of its batches and heads.
+        inverted: whether to see what the mask hides in the place of what it shows.
     """
-    whole = 1 << (heads.bit_length() - 1) if heads else 0
-    slopes = _geometric_slopes(whole)
-    if whole < heads:
-        slopes = np.concatenate([slopes, _geometric_slopes(2 * whole)[::2][: heads - whole]])
-    return slopes
+
+    mask: Mask
+    batch: int = 0
+    head: int = 0
+    inverted: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Number of queries that are not padding."""
+        return self.mask.real_queries(self.batch)
+
+    @property
+    def k_len(self) -> int:
+        """S_k."""
+        return self.mask.sizes.k_len
+
+    @property
+    def size(self) -> int:
+        """Number of cells of real queries."""
+        return self.rows * self.k_len
+
+    def cells(self, rows: Index, cols: slice = _ALL) -> Any:
+        """Bool (rows, cols): True where the query sees the key; not to be written to."""
+        seen = self.mask.visible(*self._place, rows, cols)[0, 0]
+        return ~seen if self.inverted else seen
+
+    def bias(self, rows: Index, cols: slice = _ALL) -> Any:
+        """Float (rows, cols) to add to visible logits; None where there is none."""
+        bias = self.mask.bias(*self._place, rows, cols)
+        return None if bias is None else bias[0, 0]
+
+    def additive(self, rows: Index, cols: slice = _ALL) -> Any:
+        """Float (rows | 1, cols | 1) of an additive mask alone; None where there is none."""
+        added = self.mask.additive(*self._place, rows, cols)
+        return None if added is None else added[0, 0]
+
+    @cached_property
+    def by_rules(self) -> tuple[IntervalMask, bool]:
+        """The cells that the rules with intervals leave, and whether there are no others."""
+        mask = self.mask.on_host()
+        where = self.batch, self.head, self.rows, self.k_len
+        found = [rule.intervals(*where) for rule in mask.rules]
+        known = [each for each in found if each is not None]
+        whole = IntervalMask.full(self.rows, self.k_len)
+        # Full, or the first of them, is what the others narrow.
+        return reduce(intersection, known) if known else whole, len(known) == len(found)
+
+    @cached_property
+    def interval_mask(self) -> IntervalMask | None:
+        """What the rows have in common by the rules; None where only the cells say it."""
+        found, complete = self.by_rules
+        return found if complete and not self.inverted else None
+
+    def sorted_intervals(self) -> SortedIntervals | None:
+        """Keys in an order in which each query sees an interval; None where cells are needed."""
+        return None if self.interval_mask is None else SortedIntervals(self.interval_mask)
+
+    @cached_property
+    def marginals(self) -> Marginals:
+        """Counts of rows and columns, from the intervals or from one walk over the cells."""
+        found = self.sorted_intervals()
+        return _walk(self) if found is None else found.marginals()
+
+    @cached_property
+    def intervals(self) -> IntervalMask | None:
+        """The interval mask, also where the walk over the cells has found that there is one."""
+        if self.interval_mask is None and self.marginals.is_interval_mask:
+            return self.marginals.interval_mask()
+        return self.interval_mask
+
+    @property
+    def inverse(self) -> HeadMask:
+        """The same view of what is hidden."""
+        return replace(self, inverted=not self.inverted)
+
+    def blocks(self) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
+        """The cells in blocks of whole rows, with the rows of each."""
+        step = max(1, BLOCK_CELLS // max(1, self.k_len))
+        for start in range(0, self.rows, step):
+            rows = slice(start, min(start + step, self.rows))
+            yield rows, self.cells(rows)
+            self.drop_page_cache(rows)
+
+    def drop_page_cache(self, rows: slice) -> None:
+        """Let the system take back the memory of the mapped part of a mask file with these rows."""
+        if self.mask.file is not None:
+            block = self.mask.block(*self._place, rows, _ALL)
+            drop_page_cache(block.of_file(self.mask.file.values))
+
+    @property
+    def _place(self) -> tuple[slice, slice]:
+        return slice(self.batch, self.batch + 1), slice(self.head, self.head + 1)
 
 
-def _geometric_slopes(heads: int) -> NDArray[np.float64]:
-    return np.exp2(-8.0 * np.arange(1, heads + 1) / max(heads, 1))
+def head_masks(mask: Mask) -> list[tuple[int | None, int | None, HeadMask]]:
+    """Each batch and head of a mask; None in the place of an index where all are plainly alike."""
+    if not mask.sizes.batch or not mask.sizes.heads:
+        return []
+    batches = range(mask.sizes.batch) if mask.differs(0) else [None]
+    heads = range(mask.sizes.heads) if mask.differs(1) else [None]
+    return [(b, h, mask.head(b or 0, h or 0)) for b in batches for h in heads]
 
 
-def _intervals(
-    options: AttentionOptions, sizes: Sizes, offset: NDArray[np.int64] | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The keys [first, stop) that the positional rules and key lengths leave each query."""
-    lengths = per_batch(options.key_lengths, "--key-lengths", sizes.batch, sizes.k_len)
-    rows = np.arange(sizes.q_len)
-    first = np.zeros((1, sizes.q_len), np.int64)
-    stop = np.broadcast_to(lengths[:, None], (len(lengths), sizes.q_len))
-    if options.causal or options.left_window is not None or options.right_window is not None:
-        assert offset is not None  # resolve_offset has refused the other case
-        position = offset[:, None] + rows  # (B | 1, S_q)
-        if options.causal:
-            stop = np.minimum(stop, np.maximum(position + 1, min(options.prefix or 0, sizes.k_len)))
-        if options.right_window is not None:
-            stop = np.minimum(stop, position + min(options.right_window, FARTHEST) + 1)
-        if options.left_window is not None:
-            first = np.maximum(first, position - min(options.left_window, FARTHEST))
-    first = np.clip(first, 0, sizes.k_len)
-    first, stop = np.broadcast_arrays(first, np.clip(stop, 0, sizes.k_len))
-    return np.ascontiguousarray(first), np.maximum(first, stop)
+def _walk(view: HeadMask) -> Marginals:
+    """Counts, first and last keys of the rows and counts of the columns, in one walk."""
+    counts = np.zeros(view.rows, np.int64)
+    first = np.full(view.rows, view.k_len, np.int64)
+    last = np.full(view.rows, -1, np.int64)
+    used = np.zeros(view.k_len, np.int64)
+    for rows, block in view.blocks():
+        if not view.k_len:
+            break
+        counts[rows] = _count_rows(block)
+        some = counts[rows] > 0
+        first[rows] = np.where(some, block.argmax(-1), view.k_len)
+        last[rows] = np.where(some, view.k_len - 1 - block[:, ::-1].argmax(-1), -1)
+        used += count_columns(block)
+    return Marginals(counts, first, last, used)
 
 
-def _of_batch(array: Array, batch: slice) -> Array:
-    """The chosen batches of an array whose batch axis is B long, or 1 for all alike."""
-    return array if len(array) == 1 else array[batch]
+def count_columns(block: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Int64 (S_k,): in how many rows of a block (rows, S_k) each key is visible."""
+    counts = np.zeros(block.shape[-1], np.int64)
+    for at in range(0, len(block), _BYTE_ROWS):
+        part = block[at : at + _BYTE_ROWS].view(np.uint8)
+        counts += np.add.reduce(part, axis=0, dtype=np.uint8)
+    return counts
 
 
-def _block(array: Array, batch: slice, head: slice, rows: Index, cols: slice) -> Array:
-    """A block of a rank-4 array in which any axis may be 1 long."""
-    wanted = (batch, head, rows, cols)
-    for axis, (index, length) in enumerate(zip(wanted, array.shape, strict=True)):
-        if length > 1 and not (isinstance(index, slice) and index == slice(None)):
-            array = array[(slice(None),) * axis + (index,)]
-    return array
+def _count_rows(block: NDArray[np.bool_]) -> NDArray[np.int64]:
+    if block.shape[-1] < 4096:
+        counts: NDArray[np.int64] = block.sum(-1, dtype=np.int64)
+        return counts
+    # One long row at a time is counted seven times faster than along an axis.
+    return np.array([np.count_nonzero(row) for row in block], np.int64)
+
+
+def drop_page_cache(array: NDArray[Any]) -> None:
+    """Let the system take back the memory that holds a part of a mapped file just read."""
+    base: Any = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap) or not array.flags.c_contiguous or not array.nbytes:
+        return
+    offset = array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data
+    start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    base.madvise(mmap.MADV_DONTNEED, start, offset + array.nbytes - start)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attncli.attention.masks.interval_mask import SortedIntervals, row_differences
 from attncli.attention.masks.patterns import Pattern, describe
-from attncli.attention.masks.structure import Ordered, row_differences
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from attncli.attention.masks.structure import Profile
-    from attncli.attention.masks.view import View
+    from attncli.attention.masks.interval_mask import Marginals
+    from attncli.attention.masks.mask import HeadMask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class Nearest:
         return f"nearest is {inverse}{describe([self.pattern])}, differing in {cells}"
 
 
-def nearest_of(view: View) -> Nearest:
+def nearest_of(view: HeadMask) -> Nearest:
     """The nearest of the patterns that most rows and columns of the view agree with."""
     best: Nearest | None = None
     for low, pattern in sorted(_bounded(view), key=lambda pair: pair[0]):
@@ -48,7 +48,7 @@ def nearest_of(view: View) -> Nearest:
         differing = differing_cells(view, pattern)
         outcomes = [(differing, False)]
         if pattern.frame.causal or pattern.ids is not None:  # that of padding is padding again
-            outcomes.append((view.cells - differing, True))
+            outcomes.append((view.size - differing, True))
         for cells, inverted in outcomes:
             if best is None or cells < best.cells:
                 best = Nearest(pattern, cells, inverted)
@@ -56,34 +56,34 @@ def nearest_of(view: View) -> Nearest:
     return best
 
 
-def differing_cells(view: View, pattern: Pattern) -> int:
+def differing_cells(view: HeadMask, pattern: Pattern) -> int:
     """In how many cells of real queries a view and a pattern differ."""
-    expected = pattern.structure(view.rows)
-    if view.known is not None:
-        return int(row_differences(view.known, expected).sum())
+    expected = pattern.interval_mask(view.rows)
+    if view.intervals is not None:
+        return int(row_differences(view.intervals, expected).sum())
     return sum(
         int(np.count_nonzero(block != expected.cells(rows))) for rows, block in view.blocks()
     )
 
 
-def _bounded(view: View) -> list[tuple[int, Pattern]]:
+def _bounded(view: HeadMask) -> list[tuple[int, Pattern]]:
     """Candidates, each with a number of cells that it differs in at least, or its inverse does."""
     found: dict[str, tuple[int, Pattern]] = {}
     for pattern in _candidates(view):
-        ordered = Ordered(pattern.structure(view.rows))
-        counts, used = ordered.high - ordered.low, ordered.profile().used
+        ordered = SortedIntervals(pattern.interval_mask(view.rows))
+        counts, used = ordered.high - ordered.low, ordered.marginals().used
         bounds = []
         for rows, columns in (
-            (view.profile.counts, view.profile.used),
-            (view.k_len - view.profile.counts, view.rows - view.profile.used),
+            (view.marginals.counts, view.marginals.used),
+            (view.k_len - view.marginals.counts, view.rows - view.marginals.used),
         ):
             bounds += [max(int(abs(rows - counts).sum()), int(abs(columns - used).sum()))]
         found.setdefault(describe([pattern]), (min(bounds), pattern))
     return list(found.values())
 
 
-def _candidates(view: View) -> list[Pattern]:
-    profile = view.profile
+def _candidates(view: HeadMask) -> list[Pattern]:
+    profile = view.marginals
     plain = Pattern(q_len=view.mask.sizes.q_len, k_len=view.k_len)
     some = np.flatnonzero(profile.counts)
     found = [plain, replace(plain, length=0)]
@@ -102,10 +102,10 @@ def _candidates(view: View) -> list[Pattern]:
     return [*found, *(_padded(pattern, view) for pattern in found)]
 
 
-def _padded(pattern: Pattern, view: View) -> Pattern:
+def _padded(pattern: Pattern, view: HeadMask) -> Pattern:
     """The pattern without the keys that nearly no query sees who should."""
-    reach = Ordered(pattern.structure(view.rows)).profile().used
-    keep = 10 * view.profile.used >= reach
+    reach = SortedIntervals(pattern.interval_mask(view.rows)).marginals().used
+    keep = 10 * view.marginals.used >= reach
     if keep.all():
         return pattern
     hidden = np.flatnonzero(~keep)
@@ -114,7 +114,7 @@ def _padded(pattern: Pattern, view: View) -> Pattern:
     return replace(pattern, keep=keep)
 
 
-def _documents(plain: Pattern, profile: Profile, some: NDArray[np.int64]) -> list[Pattern]:
+def _documents(plain: Pattern, profile: Marginals, some: NDArray[np.int64]) -> list[Pattern]:
     """Documents that begin where several rows, or the row that stands there, begin to see."""
     found = []
     for corner in plain.corners:

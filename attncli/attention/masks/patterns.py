@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attncli.attention.masks.structure import Structure
-from attncli.attention.masks.view import document_of
+from attncli.attention.masks.interval_mask import IntervalMask, document_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +77,7 @@ class Pattern:
         hidden = int(self.keep.argmax())
         return hidden if hidden and bool(self.keep[hidden:].all()) else None
 
-    def structure(self, rows: int) -> Structure:
+    def interval_mask(self, rows: int) -> IntervalMask:
         """The visible cells of the first `rows` queries."""
         index = np.arange(rows)
         first, stop = np.zeros(rows, np.int64), np.full(rows, self.k_len, np.int64)
@@ -93,9 +92,9 @@ class Pattern:
         if self.hidden_rows is not None:
             stop[self.hidden_rows] = first[self.hidden_rows]
         if self.ids is None:
-            return Structure(self.k_len, first, stop, self.keep)
+            return IntervalMask(self.k_len, first, stop, self.keep)
         assert self.position is not None
-        return Structure(
+        return IntervalMask(
             self.k_len, first, stop, self.keep, *document_of(self.ids, index + self.position)
         )
 

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attncli.attention.masks.compare import Cell, Leak, distinct_heads
 from attncli.attention.masks.fit import complete, fit
+from attncli.attention.masks.mask import HeadMask
+from attncli.attention.masks.nearest import Nearest, nearest_of
 from attncli.attention.masks.patterns import Pattern, describe, merge, options_of
-from attncli.attention.masks.view import View, distinct_views
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attncli.attention.masks.mask import Mask
-    from attncli.attention.masks.nearest import Nearest
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -74,7 +75,7 @@ class MaskRecognition:
         return any(part.probably_inverted for _, _, part in self.parts)
 
 
-def recognise(view: View) -> Recognition:
+def recognise(view: HeadMask) -> Recognition:
     """Say what one batch and head of a mask is."""
     found = fit(view)
     if found.pattern is not None:
@@ -87,25 +88,51 @@ def recognise(view: View) -> Recognition:
     if inverse is not None and inverse.frame.offset in (None, *inverse.corners):
         said = f"probably inverted: {describe([inverse])}"
         return Recognition(description=said, inverse=inverse)
-    from attncli.attention.masks.nearest import nearest_of
-
     nearest = nearest_of(view)
     return Recognition(description=f"no known pattern; {nearest.words}", nearest=nearest)
 
 
-def recognise_mask(mask: Mask, hide_at: float | None = None) -> MaskRecognition:
+def recognise_mask(mask: Mask) -> MaskRecognition:
     """Say what a mask is.
 
     Args:
         mask: on the host.
-        hide_at: additive values at or below this count as hidden; None for −inf alone.
     """
-    found = distinct_views(mask, hide_at)
+    found = distinct_heads(mask)
     return combine([(batch, head, view, recognise(view)) for batch, head, view in found])
 
 
+def undeclared_leaks(mask: Mask, recognition: MaskRecognition, named: int = 10) -> list[Leak]:
+    """What a mask that is no known pattern shows beyond the pattern nearest to it.
+
+    Where no rule is declared, this is the best guess at the rule that was meant. One leak for each
+    batch and head that has such a pattern, even if it shows nothing beyond it.
+
+    Args:
+        mask: on the host.
+        recognition: what `recognise_mask` says of it.
+        named: how many cells to name for each batch and head.
+    """
+    found = []
+    for batch, head, part in recognition.parts:
+        if part.nearest is None or part.nearest.inverted:
+            continue
+        view = mask.head(batch or 0, head or 0)
+        meant = part.nearest.pattern.interval_mask(view.rows)
+        cells = 0
+        first: list[Cell] = []
+        for rows, block in view.blocks():
+            wrong = block & ~meant.cells(rows)
+            cells += int(np.count_nonzero(wrong))
+            if len(first) < named and wrong.any():
+                places = np.argwhere(wrong)[: named - len(first)].tolist()
+                first += [Cell(batch, head, rows.start + q, k, True, False) for q, k in places]
+        found.append(Leak(describe([part.nearest.pattern]), cells, tuple(first)))
+    return found
+
+
 def combine(
-    found: Sequence[tuple[int | None, int | None, View, Recognition]],
+    found: Sequence[tuple[int | None, int | None, HeadMask, Recognition]],
 ) -> MaskRecognition:
     """What the recognised batches and heads of one mask are together."""
     parts = tuple((batch, head, part) for batch, head, _, part in found)
@@ -163,7 +190,7 @@ def _right_padding(pattern: Pattern) -> Pattern:
     return replace(pattern, keep=None, length=pattern.padded_left)
 
 
-def _joint(views: Sequence[View], found: Sequence[Pattern | None]) -> Sequence[Pattern] | None:
+def _joint(views: Sequence[HeadMask], found: Sequence[Pattern | None]) -> Sequence[Pattern] | None:
     """The patterns of all batches, told so that they differ in numbers only, where they can be."""
     own = [pattern for pattern in found if pattern is not None]
     if len(own) < len(found):
@@ -172,7 +199,7 @@ def _joint(views: Sequence[View], found: Sequence[Pattern | None]) -> Sequence[P
         return merge(own)
     for frame in {_positional(pattern): pattern for pattern in own}.values():
         bare = replace(frame, length=None, keep=None)
-        fitted = [complete(bare, view.profile) for view in views]
+        fitted = [complete(bare, view.marginals) for view in views]
         patterns = [pattern for pattern in fitted if pattern is not None]
         if len(patterns) == len(own) and frame.ids is None:
             return merge(patterns)

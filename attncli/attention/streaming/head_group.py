@@ -34,12 +34,12 @@ class HeadGroup:
         slopes: (G,), of ALiBi; None for none.
         sinks: float64 (G, 1); None for none.
         mask: on the device.
-        first, stop: int64 (R,) on the host, the queries' intervals of keys.
+        first, stop: int64 (R,) on the host, intervals that hold the queries' visible keys.
         bounds: int32 (2, R), the same on the device.
         offset: position of query 0; None where positions are not defined.
         positions: int64 (R,), where each query stands; likewise.
         positions_float: the same in the dtype of arithmetic, exact wherever there are keys nearby.
-        by_interval: whether the intervals alone say which cells are visible.
+        by_interval: whether they alone say which cells are visible, and nothing is added to these.
         may_be_nonfinite: whether logits may be NaN or infinite, so that each tile has to be looked
             at.
         workers: how many threads share the rows.
@@ -152,7 +152,6 @@ class HeadGroup:
 def make_group(
     problem: Problem,
     mask: Mask,
-    moved: Mask,
     batch: int,
     heads: range,
     queries: NDArray[np.int64],
@@ -162,8 +161,7 @@ def make_group(
 
     Args:
         problem: what to compute.
-        mask: the problem's mask, on the host.
-        moved: the same on the device of arithmetic.
+        mask: the problem's mask on the device of arithmetic.
         batch: index of the batch.
         heads: the heads, neighbours.
         queries: int64 (R,), ascending.
@@ -180,8 +178,10 @@ def make_group(
     if with_values and problem.v is not None:
         values = problem.cast(_of_heads(problem.v[batch].detach(), shared))
     scale = problem.scale / problem.temperature
-    first, stop = _host_row(mask.first, batch)[queries], _host_row(mask.stop, batch)[queries]
-    offset = None if mask.offset is None else int(_host_row(mask.offset, batch))
+    hull = problem.mask.hull(batch, heads)
+    first, stop = hull.first[queries], hull.stop[queries]
+    offset = problem.mask.offset
+    offset = None if offset is None else int(offset[batch % len(offset)])
     positions = None if offset is None else rows + offset
     return HeadGroup(
         batch=batch,
@@ -193,16 +193,16 @@ def make_group(
         values=values,
         scale=scale,
         softcap=problem.softcap,
-        slopes=_slopes(problem, mask, heads),
+        slopes=_slopes(problem, heads),
         sinks=_sinks(problem, heads),
-        mask=moved,
+        mask=mask,
         first=first,
         stop=stop,
         bounds=torch.as_tensor(np.stack([first, stop]).astype(np.int32), device=problem.device),
         offset=offset,
         positions=positions,
         positions_float=None if positions is None else problem.cast(positions),
-        by_interval=mask.by_interval,
+        by_interval=hull.exact and mask.added is None,
         may_be_nonfinite=_may_overflow(q, keys, scale / (problem.softcap or 1.0)),
     )
 
@@ -240,15 +240,11 @@ def _of_heads(tensor: torch.Tensor, shared: list[int]) -> torch.Tensor:
     return tensor[torch.tensor(shared, device=tensor.device)]
 
 
-def _host_row(array: NDArray[np.int64], batch: int) -> NDArray[np.int64]:
-    row: NDArray[np.int64] = array[batch if len(array) > 1 else 0]
-    return row
-
-
-def _slopes(problem: Problem, mask: Mask, heads: range) -> torch.Tensor | None:
-    if mask.slopes is None:
+def _slopes(problem: Problem, heads: range) -> torch.Tensor | None:
+    slopes = problem.mask.slopes
+    if slopes is None:
         return None
-    return problem.cast(torch.as_tensor(mask.slopes[heads.start : heads.stop]))
+    return problem.cast(torch.as_tensor(slopes[heads.start : heads.stop]))
 
 
 def _sinks(problem: Problem, heads: range) -> torch.Tensor | None:

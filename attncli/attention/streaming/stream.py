@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attncli.attention.problem import Problem
 from attncli.attention.streaming.head_group import HeadGroup, make_group, top_key_of
-from attncli.attention.streaming.intervals import RowBlock, as_intervals, row_blocks
+from attncli.attention.streaming.intervals import RowBlock, row_blocks
 from attncli.attention.streaming.rows import RowStatistics, concatenate, finish_rows
 from attncli.attention.streaming.shares import (
     KeyMass,
@@ -108,14 +108,13 @@ def stream_rows(
         advance: told after each block of rows how many of the `planned_cells` it covered.
     """
     wanted = wanted or Wanted()
-    mask = as_intervals(problem.mask)
-    moved = mask.to_torch(problem.device)
+    mask = problem.mask_on_device()
     heads = range(problem.sizes.heads) if heads is None else heads
     for batch in range(problem.sizes.batch) if batches is None else batches:
-        chosen = np.arange(mask.real_queries(batch)) if queries is None else queries[batch]
+        chosen = np.arange(problem.mask.real_queries(batch)) if queries is None else queries[batch]
         for several in _neighbours(heads, _heads_at_once(problem, len(chosen))):
             with single_threaded_torch(problem.device) as workers:
-                group = make_group(problem, mask, moved, batch, several, chosen, wanted.output)
+                group = make_group(problem, mask, batch, several, chosen, wanted.output)
                 found = _of_group(replace(group, workers=workers), wanted, advance)
             yield from found
 
@@ -128,15 +127,16 @@ def planned_cells(
     heads: Sequence[int] | None = None,
 ) -> int:
     """Cells that `stream_rows` will visit with the same arguments; for progress."""
-    mask = as_intervals(problem.mask)
+    heads = range(problem.sizes.heads) if heads is None else heads
     passes = 1 + (wanted is not None and wanted.per_key)
     cells = 0
     for batch in range(problem.sizes.batch) if batches is None else batches:
-        row = batch if len(mask.first) > 1 else 0
-        real = mask.real_queries(batch)
-        blocks = row_blocks(mask.first[row, :real], mask.stop[row, :real], TILE_ROWS, TILE_KEYS)
-        cells += sum(map(_cells, blocks))
-    return cells * (problem.sizes.heads if heads is None else len(heads)) * passes
+        at_once = _heads_at_once(problem, problem.mask.real_queries(batch))
+        for several in _neighbours(heads, at_once):
+            hull = problem.mask.hull(batch, several)
+            blocks = row_blocks(hull.first, hull.stop, TILE_ROWS, TILE_KEYS)
+            cells += sum(map(_cells, blocks)) * len(several)
+    return cells * passes
 
 
 def _cells(block: RowBlock) -> int:

@@ -39,19 +39,18 @@ class DiagnosisLimits:
 LIMITS = DiagnosisLimits()
 
 
-def audit(problem: Problem, key_lengths: tuple[int, ...] | None = None) -> Iterator[ScoreMoments]:
+def audit(problem: Problem) -> Iterator[ScoreMoments]:
     """The moments of every head of every batch, key heads that are shared measured once.
 
     Args:
         problem: what is measured.
-        key_lengths: number of real keys, one or one per batch, as the options had it.
     """
     per_key_head = problem.sizes.heads // problem.kv_heads
     for batch in range(problem.sizes.batch):
         for kv_head in range(problem.kv_heads):
-            keys = key_moments(problem, batch, kv_head, key_lengths)
+            keys = key_moments(problem, batch, kv_head)
             for head in range(kv_head * per_key_head, (kv_head + 1) * per_key_head):
-                yield score_moments(problem, batch, head, key_lengths=key_lengths, keys=keys)
+                yield score_moments(problem, batch, head, keys=keys)
 
 
 def diagnosis(record: ScoreMoments, limits: DiagnosisLimits = LIMITS) -> str:

@@ -187,18 +187,15 @@ def _keys(problem: Problem, batch: int, kv_head: int, kept: torch.Tensor | None)
     return CentredRows(problem.k[batch, kv_head], kept, problem.dtype, problem.device)
 
 
-def key_moments(
-    problem: Problem, batch: int, kv_head: int, key_lengths: tuple[int, ...] | None = None
-) -> RowMoments | None:
+def key_moments(problem: Problem, batch: int, kv_head: int) -> RowMoments | None:
     """Moments of the real keys of a key head, for all query heads that share it.
 
     Args:
         problem: what is measured.
         batch: index of the batch.
         kv_head: index of the key head.
-        key_lengths: as in `score_moments`.
     """
-    kept = real_keys(problem.mask, batch, key_lengths)
+    kept = real_keys(problem.mask, batch)
     return row_moments(_keys(problem, batch, kv_head, kept))
 
 
@@ -207,7 +204,6 @@ def score_moments(
     batch: int,
     head: int,
     *,
-    key_lengths: tuple[int, ...] | None = None,
     keys: RowMoments | None = None,
 ) -> ScoreMoments:
     """Mean and variance of the scores of one head, and where the variance comes from.
@@ -220,13 +216,11 @@ def score_moments(
             float32 would round away is done again in float64.
         batch: index of the batch.
         head: index of the query head.
-        key_lengths: number of real keys, one or one per batch, as in `AttentionOptions`: a mask
-            alone does not tell padding from causality. None for no padding but `key_padding`.
         keys: `key_moments` of the key head that this head uses, if at hand.
 
     Source: variance of a product of independent vectors, with uniform draws of a query and a key.
     """
-    kept = real_keys(problem.mask, batch, key_lengths)
+    kept = real_keys(problem.mask, batch)
     rows_q = _queries(problem, batch, head)
     rows_k = _keys(problem, batch, problem.kv_head(head), kept)
     of_q, of_k = row_moments(rows_q), keys or row_moments(rows_k)
@@ -237,7 +231,7 @@ def score_moments(
         of_q = row_moments(replace(rows_q, dtype=torch.float64)) or of_q
         of_k = row_moments(replace(rows_k, dtype=torch.float64)) or of_k
         parts = _AllPairs.of(of_q, of_k)
-    intervals = visible_intervals(problem.mask, batch, head, kept)
+    intervals = visible_intervals(problem.mask, batch, head)
     if intervals is not None and intervals.complete:
         cells = of_q.count * of_k.count
         mean = float(of_q.mean @ of_k.mean)
@@ -299,9 +293,8 @@ class _VisibleCells:
 
     def _visible(self, rows: slice, cols: slice) -> torch.Tensor:
         """Visibility of a block of the head, bool (rows, columns)."""
-        batch, one = slice(self.batch, self.batch + 1), slice(self.head, self.head + 1)
-        block = self.problem.mask.visible(batch, one, rows, cols)[0, 0]
-        return torch.as_tensor(block, device=self.problem.device)
+        cells = self.problem.mask.head(self.batch, self.head).cells(rows, cols)
+        return torch.as_tensor(cells, device=self.problem.device)
 
 
 def _augmented(

@@ -7,7 +7,7 @@ query answer what would otherwise take a row of cells.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Structure:
+class IntervalMask:
     """Rows of cells given by what they have in common.
 
     Query i sees key j iff first_i ≤ j < stop_i, the key is real, and both have the same document.
@@ -38,15 +38,30 @@ class Structure:
     key_ids: NDArray[np.int64] | None = None
     query_ids: NDArray[np.int64] | None = None
 
+    @classmethod
+    def full(cls, rows: int, k_len: int) -> IntervalMask:
+        """Every query sees every key."""
+        return cls(k_len, np.zeros(rows, np.int64), np.full(rows, k_len))
+
+    @classmethod
+    def of_keys(cls, rows: int, keep: NDArray[np.bool_]) -> IntervalMask:
+        """Every query sees the keys that are True, bool (S_k,)."""
+        return replace(cls.full(rows, len(keep)), keep=keep)
+
+    @classmethod
+    def of_documents(cls, keys: NDArray[np.int64], queries: NDArray[np.int64]) -> IntervalMask:
+        """A query sees the keys of its document: int64 (S_k,) from 0, int64 (S_q,), −1 for none."""
+        return replace(cls.full(len(queries), len(keys)), key_ids=keys, query_ids=queries)
+
     @property
     def rows(self) -> int:
         """Number of queries."""
         return len(self.first)
 
-    def head(self, rows: int) -> Structure:
+    def queries(self, rows: int) -> IntervalMask:
         """The same for the first queries alone."""
         queries = None if self.query_ids is None else self.query_ids[:rows]
-        return Structure(
+        return IntervalMask(
             self.k_len, self.first[:rows], self.stop[:rows], self.keep, self.key_ids, queries
         )
 
@@ -67,7 +82,7 @@ class Structure:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Profile:
+class Marginals:
     """What the rows and columns of a mask show without a look at its cells.
 
     Attributes:
@@ -88,43 +103,58 @@ class Profile:
         return int(self.counts.sum())
 
     @property
-    def is_structured(self) -> bool:
+    def is_interval_mask(self) -> bool:
         """Whether each row holds every used key between its first and last: it is known exactly."""
         before = np.concatenate([[0], np.cumsum(self.used > 0)])
         hull = before[self.last + 1] - before[np.minimum(self.first, self.last + 1)]
         return bool((hull == self.counts).all())
 
-    def structure(self) -> Structure:
-        """The rows as intervals of the used keys; exact where `is_structured`."""
+    def interval_mask(self) -> IntervalMask:
+        """The rows as intervals of the used keys; exact where `is_interval_mask`."""
         first = np.minimum(self.first, self.last + 1)
-        return Structure(len(self.used), first, self.last + 1, self.used > 0)
+        return IntervalMask(len(self.used), first, self.last + 1, self.used > 0)
 
 
-class Ordered:
+@dataclass(frozen=True, slots=True, eq=False)
+class Hull:
+    """An interval of keys per query that holds all keys it sees.
+
+    Attributes:
+        first: int64 (S_q,), the first of them; `stop` where there are none.
+        stop: int64 (S_q,), one past the last.
+        exact: whether each query sees every key of its interval.
+    """
+
+    first: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    exact: bool
+
+
+class SortedIntervals:
     """The real keys of a structure sorted by document, each query an interval [low, high) of them.
 
     Attributes:
-        structure: what was sorted.
+        of: what was sorted.
         keys: int64 (real keys,), indices of the keys, sorted by document and then by position.
         low, high: int64 (S_q,), the interval of each query; equal where it sees no key.
     """
 
-    def __init__(self, structure: Structure) -> None:
-        self.structure = structure
-        real = np.arange(structure.k_len)
-        if structure.keep is not None:
-            real = np.flatnonzero(structure.keep)
+    def __init__(self, of: IntervalMask) -> None:
+        self.of = of
+        real = np.arange(of.k_len)
+        if of.keep is not None:
+            real = np.flatnonzero(of.keep)
         self._codes: NDArray[np.int64] | None = None
-        if structure.key_ids is not None:
-            codes = structure.key_ids[real] * (structure.k_len + 1) + real
+        if of.key_ids is not None:
+            codes = of.key_ids[real] * (of.k_len + 1) + real
             order = np.argsort(codes, kind="stable")
             real, self._codes = real[order], codes[order]
         self.keys = real
         self._before = self._count_before() if self._codes is None else None
-        self.low = self.below(structure.first)
-        self.high = np.maximum(self.low, self.below(structure.stop))
-        if structure.query_ids is not None:  # a query without a document sees nothing
-            self.high = np.where(structure.query_ids < 0, self.low, self.high)
+        self.low = self.below(of.first)
+        self.high = np.maximum(self.low, self.below(of.stop))
+        if of.query_ids is not None:  # a query without a document sees nothing
+            self.high = np.where(of.query_ids < 0, self.low, self.high)
 
     def below(self, limit: NDArray[np.int64]) -> NDArray[np.int64]:
         """Int64 (S_q,): where in the order the keys from `limit` of each query's document start.
@@ -136,26 +166,35 @@ class Ordered:
             assert self._before is not None
             found: NDArray[np.int64] = self._before[limit]
             return found
-        ids = self.structure.query_ids
+        ids = self.of.query_ids
         assert ids is not None
-        wanted = ids * (self.structure.k_len + 1) + limit
+        wanted = ids * (self.of.k_len + 1) + limit
         place: NDArray[np.int64] = np.searchsorted(self._codes, wanted)
         return place
 
-    def profile(self) -> Profile:
+    def marginals(self) -> Marginals:
         """Counts, first and last key of each row, and queries of each key."""
         counts = self.high - self.low
         some = counts > 0
-        first = np.full(len(counts), self.structure.k_len, np.int64)
+        first = np.full(len(counts), self.of.k_len, np.int64)
         last = np.full(len(counts), -1, np.int64)
         first[some] = self.keys[self.low[some]]
         last[some] = self.keys[self.high[some] - 1]
-        used = np.zeros(self.structure.k_len, np.int64)
+        used = np.zeros(self.of.k_len, np.int64)
         used[self.keys] = coverage(self.low, self.high, len(self.keys))
-        return Profile(counts, first, last, used)
+        return Marginals(counts, first, last, used)
+
+    def hull(self) -> Hull:
+        """The keys from each query's first to its last, in the order of the axis."""
+        counts = self.high - self.low
+        first, stop = np.zeros_like(counts), np.zeros_like(counts)
+        some = counts > 0
+        first[some] = self.keys[self.low[some]]
+        stop[some] = self.keys[self.high[some] - 1] + 1
+        return Hull(first, stop, bool((stop - first == counts).all()))
 
     def _count_before(self) -> NDArray[np.int64]:
-        k_len, keep = self.structure.k_len, self.structure.keep
+        k_len, keep = self.of.k_len, self.of.keep
         if keep is None:
             return np.arange(k_len + 1)
         return np.concatenate([[0], np.cumsum(keep, dtype=np.int64)])
@@ -168,7 +207,7 @@ def coverage(low: NDArray[np.int64], high: NDArray[np.int64], length: int) -> ND
     return total
 
 
-def intersection(a: Structure, b: Structure) -> Structure:
+def intersection(a: IntervalMask, b: IntervalMask) -> IntervalMask:
     """The cells that two structures of the same sizes both have."""
     first = np.maximum(a.first, b.first)
     stop = np.maximum(first, np.minimum(a.stop, b.stop))
@@ -178,12 +217,12 @@ def intersection(a: Structure, b: Structure) -> Structure:
         keys, queries = b.key_ids, b.query_ids
     elif b.key_ids is not None and b.query_ids is not None:
         keys, queries = _paired_ids(keys, queries, b.key_ids, b.query_ids)
-    return Structure(a.k_len, first, stop, keep, keys, queries)
+    return IntervalMask(a.k_len, first, stop, keep, keys, queries)
 
 
-def row_differences(a: Structure, b: Structure) -> NDArray[np.int64]:
+def row_differences(a: IntervalMask, b: IntervalMask) -> NDArray[np.int64]:
     """Int64 (S_q,): in how many cells each row of two structures of the same sizes differs."""
-    ordered = [Ordered(each) for each in (a, b, intersection(a, b))]
+    ordered = [SortedIntervals(each) for each in (a, b, intersection(a, b))]
     counts = [each.high - each.low for each in ordered]
     difference: NDArray[np.int64] = counts[0] + counts[1] - 2 * counts[2]
     return difference
@@ -203,3 +242,13 @@ def _paired_ids(
     known = (place < len(pairs)) & (queries_a >= 0) & (queries_b >= 0)
     known[known] = pairs[place[known]] == wanted[known]
     return key_ids.astype(np.int64), np.where(known, place, -1)
+
+
+def document_of(
+    key_ids: NDArray[np.int64], position: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The documents of the keys, and of queries at these positions: −1 off the axis."""
+    on_axis = (position >= 0) & (position < len(key_ids))
+    if not len(key_ids):
+        return key_ids, np.full(len(position), -1, np.int64)
+    return key_ids, np.where(on_axis, key_ids[np.where(on_axis, position, 0)], -1)

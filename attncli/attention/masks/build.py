@@ -1,0 +1,306 @@
+"""From options to a mask: what comes from outside is checked, and becomes the rules that it means.
+
+Every positional rule (causal, windows, prefix) leaves each query one interval of keys, so together
+they are two integers per query. Padding files, segments and mask files stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncli.attention.masks.mask import Mask, drop_page_cache
+from attncli.attention.masks.rules import (
+    AdditiveMask,
+    BooleanMask,
+    KeyInterval,
+    KeyLengths,
+    KeyPadding,
+    Rule,
+    Segments,
+)
+from attncli.attention.options import AttentionOptions, Corner, MaskTrue
+from attncli.attention.sizes import Sizes
+from attncli.errors import DataError, UsageError
+
+# Additive values at or below this are meant as "minus infinity": −10,000 is the smallest such
+# habit in use, and no honest bias comes near it.
+MINUS_A_LOT = -1e4
+
+# Offsets stay within it, and a window this wide is no window: their sums fit 64 bits.
+FARTHEST = 2**53
+
+_BLOCK_CELLS = 1 << 22
+_WHERE = "«attn_mask»"
+
+
+def build_mask(options: AttentionOptions, sizes: Sizes) -> Mask:
+    """Combine every visibility rule of the options for tensors of the given sizes.
+
+    Raises:
+        UsageError: an option does not fit the sizes, or needs a query offset that is not given.
+        DataError: a mask or padding array has the wrong shape or values.
+    """
+    offset = resolve_offset(options, sizes)
+    rules, warnings = [*_positional(options, sizes, offset)], []
+    if options.key_lengths is not None:
+        lengths = per_batch(options.key_lengths, "key_lengths", sizes.batch, sizes.k_len)
+        rules.append(KeyLengths(lengths))
+    if options.key_padding is not None:
+        keep, said = read_key_padding(options.key_padding, sizes)
+        rules.append(KeyPadding(keep))
+        warnings += said
+    if options.segments is not None:
+        assert offset is not None  # resolve_offset has refused the other case
+        rules.append(Segments(read_segments(options.segments, sizes), offset))
+    if options.attn_mask is not None:
+        file, said = read_mask(options.attn_mask, options.mask_true, sizes)
+        rules.append(file)
+        warnings = [*said, *warnings]
+    return Mask(
+        sizes=sizes,
+        rules=tuple(rules),
+        offset=offset,
+        query_lengths=per_batch(options.query_lengths, "query_lengths", sizes.batch, sizes.q_len),
+        slopes=alibi_slopes(sizes.heads) if options.alibi else None,
+        warnings=tuple(warnings),
+    )
+
+
+def resolve_offset(options: AttentionOptions, sizes: Sizes) -> NDArray[np.int64] | None:
+    """Position of query 0 on the key axis, int64 (B | 1,), or None where it is undefined.
+
+    Raises:
+        UsageError: positions are needed, S_q ≠ S_k and nothing says where query 0 stands; or
+            there are neither one offset nor one per batch.
+    """
+    declared = options.query_offset
+    if declared is None:
+        if sizes.q_len == sizes.k_len:
+            return np.zeros(1, np.int64)
+        if options.needs_positions:
+            raise UsageError(
+                "«query_offset»",
+                f"expected a value, since «{options.needs_positions[0]}» needs positions and "
+                f"S_q={sizes.q_len} differs from S_k={sizes.k_len}, got none",
+                "top-left: query 0 stands at key 0 (PyTorch is_causal); bottom-right: the last "
+                f"query stands at the last key, an offset of {sizes.k_len - sizes.q_len} "
+                "(KV cache, FlashAttention)",
+            )
+        return None
+    if isinstance(declared, Corner):
+        corner = 0 if declared is Corner.TOP_LEFT else sizes.k_len - sizes.q_len
+        return np.array([corner], np.int64)
+    offsets = (declared,) if isinstance(declared, int) else declared
+    if len(offsets) not in (1, sizes.batch):
+        raise UsageError(
+            "«query_offset»",
+            f"expected one value or one per batch (B={sizes.batch}), got {len(offsets)}",
+        )
+    if max(map(abs, offsets), default=0) > FARTHEST:
+        raise UsageError("«query_offset»", "expected at most 2^53 in size, got more")
+    return np.array(offsets, np.int64)
+
+
+def per_batch(
+    lengths: tuple[int, ...] | None, name: str, batch: int, limit: int
+) -> NDArray[np.int64]:
+    """Lengths as int64 (B | 1,); the whole axis where none are given.
+
+    Raises:
+        UsageError: neither one length nor one per batch, or a length beyond the axis.
+    """
+    if lengths is None:
+        return np.array([limit], np.int64)
+    if len(lengths) not in (1, batch):
+        raise UsageError(
+            f"«{name}»", f"expected one length or one per batch (B={batch}), got {len(lengths)}"
+        )
+    if max(lengths, default=0) > limit:
+        got = max(lengths)
+        raise UsageError(f"«{name}»", f"expected at most {limit}, the axis' length, got {got}")
+    return np.array(lengths, np.int64)
+
+
+def alibi_slopes(heads: int) -> NDArray[np.float64]:
+    """Slopes mₕ of ALiBi, float64 (H,).
+
+    For a power of two n they are 2^(−8h/n), h = 1…n. Otherwise the slopes of the power of two
+    below come first, then every other slope of the power of two above.
+
+    Source: Press, Smith and Lewis, "Train Short, Test Long" (2022), reference implementation.
+    """
+    whole = 1 << (heads.bit_length() - 1) if heads else 0
+    slopes = _geometric_slopes(whole)
+    if whole < heads:
+        slopes = np.concatenate([slopes, _geometric_slopes(2 * whole)[::2][: heads - whole]])
+    return slopes
+
+
+def _geometric_slopes(heads: int) -> NDArray[np.float64]:
+    return np.exp2(-8.0 * np.arange(1, heads + 1) / max(heads, 1))
+
+
+def _positional(
+    options: AttentionOptions, sizes: Sizes, offset: NDArray[np.int64] | None
+) -> Iterator[Rule]:
+    """The keys [first, stop) that causality, windows and prefix leave each query."""
+    if not options.causal and options.left_window is None and options.right_window is None:
+        return
+    assert offset is not None  # resolve_offset has refused the other case
+    position = offset[:, None] + np.arange(sizes.q_len)  # (B | 1, S_q)
+    first, stop = np.zeros_like(position), np.full_like(position, sizes.k_len)
+    if options.causal:
+        stop = np.maximum(position + 1, min(options.prefix or 0, sizes.k_len))
+    if options.right_window is not None:
+        stop = np.minimum(stop, position + min(options.right_window, FARTHEST) + 1)
+    if options.left_window is not None:
+        first = position - min(options.left_window, FARTHEST)
+    first = np.clip(first, 0, sizes.k_len)
+    yield KeyInterval(first, np.maximum(first, np.clip(stop, 0, sizes.k_len)))
+
+
+def read_mask(
+    given: NDArray[Any], mask_true: MaskTrue, sizes: Sizes
+) -> tuple[BooleanMask | AdditiveMask, list[str]]:
+    """The rule that an attention mask is, and what was assumed or looks like a mistake.
+
+    Raises:
+        DataError: a shape that does not fit or is ambiguous, integers beyond 0 and 1, NaN or
+            +inf, or `mask_true` "drop" beside a mask that is added.
+    """
+    mask, shown = as_rank_4(given, sizes), mask_true is MaskTrue.KEEP
+    if mask.dtype == bool:
+        return BooleanMask(mask, shown), []
+    if mask.dtype.kind in "iu":
+        _refuse_other_integers(mask, _WHERE)
+        assumed = "integers 0 and 1 were taken as a boolean mask"
+        return BooleanMask(mask, shown), [f"{_WHERE}: {assumed}"]
+    if mask.dtype.kind != "f":
+        raise DataError(_WHERE, f"expected booleans, 0 and 1, or floats, got {mask.dtype}")
+    if not shown:
+        raise DataError(_WHERE, f"expected a boolean mask beside «mask_true», got {mask.dtype}")
+    lowest, said = _read_additive(mask)
+    return AdditiveMask(mask, lowest), said
+
+
+def as_rank_4(mask: NDArray[Any], sizes: Sizes) -> NDArray[Any]:
+    """The mask with axes (B | 1, H | 1, S_q | 1, S_k | 1), as a view.
+
+    Raises:
+        DataError: a rank above 4 or 0, a length that fits neither the axis nor 1, or rank 3 where
+            its first axis could be batches as well as heads.
+    """
+    full = (sizes.batch, sizes.heads, sizes.q_len, sizes.k_len)
+    names = ("B", "H", "S_q", "S_k")
+    if not 1 <= mask.ndim <= 4:
+        raise DataError(_WHERE, f"expected rank 1 to 4, got shape {mask.shape}")
+    if mask.ndim == 3 and mask.shape[0] == sizes.batch == sizes.heads > 1:
+        raise DataError(
+            _WHERE,
+            f"expected rank 2 or 4, got {mask.shape}, whose first axis could be B or H, both "
+            f"{sizes.heads}",
+            f"reshape it to ({sizes.batch}, 1, S_q, S_k) or (1, {sizes.heads}, S_q, S_k)",
+        )
+    expected = full[4 - mask.ndim :]
+    for length, size in zip(mask.shape, expected, strict=True):
+        if length not in (size, 1):
+            named = zip(names[4 - mask.ndim :], expected, strict=True)
+            wanted = ", ".join(f"{name}={size}" for name, size in named)
+            advice = ""
+            if mask.ndim == 3 and mask.shape[0] == sizes.batch:
+                advice = f"for one mask per batch reshape it to ({sizes.batch}, 1, S_q, S_k)"
+            raise DataError(_WHERE, f"expected ({wanted}) or 1s, got {mask.shape}", advice)
+    return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+
+
+def read_key_padding(padding: NDArray[Any], sizes: Sizes) -> tuple[NDArray[np.bool_], list[str]]:
+    """Key padding as bool (B | 1, S_k), True = real key, with what was assumed.
+
+    Raises:
+        DataError: another shape, or values that are not boolean.
+    """
+    where, said = "«key_padding»", []
+    keep = np.atleast_2d(padding)
+    if keep.ndim != 2 or keep.shape[0] not in (1, sizes.batch) or keep.shape[1] != sizes.k_len:
+        raise DataError(
+            where, f"expected (B={sizes.batch}, S_k={sizes.k_len}), got {padding.shape}"
+        )
+    if padding.dtype.kind in "iu":
+        _refuse_other_integers(keep[None, None], where)
+        said = [f"{where}: integers 0 and 1 were taken as boolean, 1 = real key"]
+    elif padding.dtype != bool:
+        raise DataError(where, f"expected a boolean array, got {padding.dtype}")
+    return keep != 0, said
+
+
+def read_segments(segments: NDArray[Any], sizes: Sizes) -> NDArray[np.int64]:
+    """Document ids of the keys as int64 (B | 1, S_k).
+
+    Raises:
+        UsageError: not one id per key.
+        DataError: ids that are not integers.
+    """
+    ids = np.atleast_2d(segments)
+    if ids.dtype.kind not in "iub":
+        raise DataError("«segments»", f"expected integers, got {ids.dtype}")
+    if ids.ndim != 2 or ids.shape[0] not in (1, sizes.batch) or ids.shape[1] != sizes.k_len:
+        raise UsageError(
+            "«segments»",
+            f"expected one id per key, (S_k={sizes.k_len}) or (B={sizes.batch}, "
+            f"S_k={sizes.k_len}), got {segments.shape}",
+        )
+    return ids.astype(np.int64)
+
+
+def blocks_of(mask: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """The rank-4 mask in blocks of whole rows, (rows, S_k), few enough to hold at once."""
+    for batch in mask:
+        for head in batch:
+            step = max(1, _BLOCK_CELLS // max(1, head.shape[-1]))
+            for start in range(0, len(head), step):
+                block = head[start : start + step]
+                yield block
+                drop_page_cache(block)
+
+
+def _refuse_other_integers(mask: NDArray[Any], where: str) -> None:
+    for block in blocks_of(mask):
+        wrong = block[(block != 0) & (block != 1)]
+        if wrong.size:
+            raise DataError(
+                where, f"expected integers 0 and 1 or a boolean or float mask, got {wrong[0]}"
+            )
+
+
+def _read_additive(mask: NDArray[Any]) -> tuple[float, list[str]]:
+    """The least value of a float mask, and what it looks like that its author may not have meant.
+
+    Raises:
+        DataError: NaN or +inf among the values.
+    """
+    lowest, only_zero_one, any_one, hopeless_rows = np.inf, True, False, 0
+    for block in blocks_of(mask):
+        if np.isnan(block).any() or np.isposinf(block).any():
+            raise DataError(_WHERE, "expected finite values or -inf, got NaN or +inf")
+        lowest = min(lowest, float(block.min(initial=np.inf)))
+        only_zero_one = only_zero_one and bool(((block == 0) | (block == 1)).all())
+        any_one = any_one or bool((block == 1).any())
+        seen = block > -np.inf
+        hopeless_rows += int((seen.any(-1) & (~seen | (block <= MINUS_A_LOT)).all(-1)).sum())
+    said = []
+    if only_zero_one and any_one:
+        said.append(
+            f"{_WHERE}: a float mask is added to the logits, and this one holds only 0 and 1; "
+            "was a boolean mask meant?"
+        )
+    if hopeless_rows:
+        rows = "1 row holds" if hopeless_rows == 1 else f"{hopeless_rows} rows hold"
+        said.append(
+            f"{_WHERE}: {rows} nothing but values of {MINUS_A_LOT:g} or less; they are added "
+            "as they stand, which makes a row uniform or a plain softmax, never empty"
+        )
+    return lowest, said

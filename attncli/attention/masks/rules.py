@@ -1,0 +1,275 @@
+"""The rules that a mask is made of: each says which keys a query may see, all together by AND.
+
+A rule says it cell by cell, for NumPy and torch alike. One that leaves each query an interval of
+keys, of some keys or of the keys of its own document, may say that as well (`intervals`), and costs
+no cells then. One that does not is slow, never wrong.
+
+Every array of a rule has a leading batch axis of length B, or 1 where all batches are alike; one
+of rank 4 has a head axis after it, of length H or 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncli.attention.masks.interval_mask import IntervalMask, document_of
+
+Index = Any  # a slice or an integer array, of NumPy or torch like the mask itself
+Array = Any  # NumPy on the host, torch on a device
+
+
+@dataclass(frozen=True, slots=True)
+class CellBlock:
+    """Which cells a rule is asked for.
+
+    Attributes:
+        batch, head: slices of their axes.
+        rows, cols: indices of the queries and keys.
+        batches: int64 (b,), from 0.
+        queries, keys: rows and cols as integer arrays, (rows,) and (cols,).
+    """
+
+    batch: slice
+    head: slice
+    rows: Index
+    cols: slice
+    batches: Array
+    queries: Array
+    keys: Array
+
+    def of_batch(self, array: Array) -> Array:
+        """The chosen batches of an array (B | 1, …)."""
+        return array if len(array) == 1 else array[self.batch]
+
+    def of_file(self, array: Array) -> Array:
+        """The block of an array of rank 4 in which any axis may be 1 long."""
+        wanted = (self.batch, self.head, self.rows, self.cols)
+        for axis, (index, length) in enumerate(zip(wanted, array.shape, strict=True)):
+            if length > 1 and not (isinstance(index, slice) and index == slice(None)):
+                array = array[(slice(None),) * axis + (index,)]
+        return array
+
+    def positions(self, offset: Array) -> Array:
+        """Int64 (b | 1, 1, rows, 1): where the queries stand on the key axis."""
+        return (self.of_batch(offset)[:, None] + self.queries)[:, None, :, None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """One rule of visibility; a new kind needs `cells` alone."""
+
+    def cells(self, block: CellBlock) -> Array:
+        """Bool, broadcastable to (b, h, rows, cols): True where the query may see the key."""
+        raise NotImplementedError
+
+    def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask | None:
+        """The cells of the first `rows` queries as intervals; None where they are more than that.
+
+        Asked on the host alone.
+        """
+        del batch, head, rows, k_len
+        return None
+
+    def real_keys(self, batch: int, k_len: int) -> NDArray[np.bool_] | None:
+        """Bool (S_k,), True = real key, where the rule is about padding; asked on the host."""
+        del batch, k_len
+        return None
+
+    def moved(self, convert: Callable[[Array], Array]) -> Self:
+        """The same with its arrays somewhere else."""
+        return replace(self, **{name: convert(array) for name, array in self._arrays()})
+
+    def differs(self, axis: int) -> bool:
+        """Whether it is given apart for each batch (0) or head (1)."""
+        given = [array for _, array in self._arrays() if axis == 0 or len(array.shape) == 4]
+        return any(array.shape[axis] > 1 for array in given)
+
+    def _arrays(self) -> Iterator[tuple[str, Array]]:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if hasattr(value, "shape"):
+                yield field.name, value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyInterval(Rule):
+    """Causality, windows and prefix: each query sees one interval of keys.
+
+    Attributes:
+        first: int64 (B | 1, S_q), first key of each query's interval, 0 to S_k.
+        stop: int64 (B | 1, S_q), one past its last key; first ≤ stop ≤ S_k.
+    """
+
+    first: Array
+    stop: Array
+
+    def cells(self, block: CellBlock) -> Array:
+        """Compare keys with both ends."""
+        ends = (block.of_batch(each)[:, None, block.rows, None] for each in (self.first, self.stop))
+        first, stop = (_like(each, block.keys) for each in ends)  # (b | 1, 1, rows, 1)
+        seen = block.keys >= first
+        seen &= block.keys < stop
+        return seen
+
+    def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask:
+        """The intervals themselves."""
+        return IntervalMask(k_len, _of(self.first, batch)[:rows], _of(self.stop, batch)[:rows])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyLengths(Rule):
+    """Padding at the end of the keys.
+
+    Attributes:
+        lengths: int64 (B | 1,), number of real keys.
+    """
+
+    lengths: Array
+
+    def cells(self, block: CellBlock) -> Array:
+        """Compare keys with the length."""
+        return block.keys < block.of_batch(self.lengths)[:, None, None, None]
+
+    def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask:
+        """All real keys for every query."""
+        stop = np.full(rows, int(_of(self.lengths, batch)))
+        return IntervalMask(k_len, np.zeros(rows, np.int64), stop)
+
+    def real_keys(self, batch: int, k_len: int) -> NDArray[np.bool_]:
+        """Those before the length."""
+        return np.arange(k_len) < int(_of(self.lengths, batch))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyPadding(Rule):
+    """Padding anywhere among the keys.
+
+    Attributes:
+        keep: bool (B | 1, S_k), True = real key.
+    """
+
+    keep: Array
+
+    def cells(self, block: CellBlock) -> Array:
+        """The real keys."""
+        return block.of_batch(self.keep)[:, None, None, block.cols]
+
+    def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask:
+        """All real keys for every query."""
+        return IntervalMask.of_keys(rows, self.real_keys(batch, k_len))
+
+    def real_keys(self, batch: int, k_len: int) -> NDArray[np.bool_]:
+        """As they were given."""
+        keep: NDArray[np.bool_] = _of(self.keep, batch)
+        return keep
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments(Rule):
+    """Packed documents: a query sees the keys with the id of its own position.
+
+    Attributes:
+        ids: int64 (B | 1, S_k), document of each key.
+        offset: int64 (B | 1,), position of query 0.
+    """
+
+    ids: Array
+    offset: Array
+
+    def cells(self, block: CellBlock) -> Array:
+        """Compare ids; a position off the key axis sees no key."""
+        ids, positions = block.of_batch(self.ids), block.positions(self.offset)[:, 0, :, 0]
+        on_axis = (positions >= 0) & (positions < ids.shape[1])  # (b | 1, rows)
+        if not ids.shape[1]:
+            return on_axis[:, None, :, None]
+        place = positions * on_axis  # off the axis: any valid index, its result is discarded
+        own = ids[0][place] if len(ids) == 1 else ids[block.batches[:, None], place]
+        seen = own[:, None, :, None] == ids[:, None, None, block.cols]
+        return seen & on_axis[:, None, :, None]
+
+    def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask:
+        """Intervals of the keys sorted by document."""
+        _, ids = np.unique(_of(self.ids, batch), return_inverse=True)
+        position = int(_of(self.offset, batch)) + np.arange(rows)
+        return IntervalMask.of_documents(*document_of(ids.astype(np.int64), position))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BooleanMask(Rule):
+    """A mask file of truth values.
+
+    Attributes:
+        values: bool or 0/1 integer (B | 1, H | 1, S_q | 1, S_k | 1).
+        shown: what a cell holds where the query may attend: True or False.
+    """
+
+    values: Array
+    shown: bool
+
+    def cells(self, block: CellBlock) -> Array:
+        """Its values, or their opposite."""
+        cells = block.of_file(self.values)
+        if str(cells.dtype).endswith("bool"):
+            return cells if self.shown else ~cells
+        return cells == self.shown
+
+    def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask | None:
+        """Where it is alike for all queries or for all keys."""
+        return _alike(self, self.values, batch, head, rows, k_len)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdditiveMask(Rule):
+    """A mask file of numbers to add to the logits.
+
+    Attributes:
+        values: float (B | 1, H | 1, S_q | 1, S_k | 1).
+        lowest: the least of them; +inf of none.
+        hidden_below: values at or below it hide the key; −inf as it stands.
+    """
+
+    values: Array
+    lowest: float
+    hidden_below: float = -np.inf
+
+    def cells(self, block: CellBlock) -> Array:
+        """Where what is added is more than "hidden"."""
+        return block.of_file(self.values) > self.hidden_below
+
+    def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask | None:
+        """Where it hides nothing, or is alike for all queries or for all keys."""
+        if self.lowest > self.hidden_below:
+            return IntervalMask.full(rows, k_len)
+        return _alike(self, self.values, batch, head, rows, k_len)
+
+
+def _alike(
+    rule: Rule, given: Array, batch: int, head: int, rows: int, k_len: int
+) -> IntervalMask | None:
+    """A file without an axis for queries or for keys: it hides keys, or else queries."""
+    if 1 not in given.shape[2:]:
+        return None
+    one, every, unused = slice(batch, batch + 1), slice(None), np.empty(0)
+    block = CellBlock(one, slice(head, head + 1), every, every, unused, unused, unused)
+    cells = rule.cells(block)[0, 0]
+    if cells.shape[0] == 1:
+        return IntervalMask.of_keys(rows, np.broadcast_to(cells[0], k_len))
+    stop = np.where(cells[:rows, 0], k_len, 0)
+    return IntervalMask(k_len, np.zeros(rows, np.int64), stop)
+
+
+def _of(array: Array, index: int) -> Any:
+    """One entry of an axis that is 1 long where all are alike."""
+    return array[index if len(array) > 1 else 0]
+
+
+def _like(array: Array, other: Array) -> Array:
+    """The array in the dtype of the other, of the same library."""
+    if isinstance(array, np.ndarray):
+        return array.astype(other.dtype, copy=False)
+    return array.to(other.dtype)
