@@ -172,7 +172,7 @@ def _is_a_name(shown: Shown) -> bool:
 
 def _command(name: str) -> Any:
     program: Any = get_command(app)
-    return program.get_command(None, name)
+    return program.resolve_command(None, [name])[1]
 
 
 def _options(name: str) -> set[str]:

@@ -22,7 +22,7 @@ class FileOptions:
         None,
         "Q, K and V files in this order, or a bundle with tensors named q, k, v; "
         "'-' is standard input.",
-        "[FILE]...",
+        "FILE",
         positional=True,
     )
     q: str | None = option(None, "The queries.", "FILE[::NAME]")

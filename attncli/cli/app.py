@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from attncli import __version__
-from attncli.cli.failures import abandon_stdout, explain_failure
+from attncli.cli.failures import exit_code_of
 
 # A subcommand lives in the module of its name; its line here is the first of its docstring.
 COMMANDS = {
@@ -26,51 +25,21 @@ COMMANDS = {
 }
 
 
-class Program(TyperGroup):
-    """The group of subcommands, which reports usage errors as everything else is reported."""
+class AttncliGroup(TyperGroup):
+    """The group of subcommands, which ends every run as the project says."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run, and exit with a code of `attncli.errors`."""
         kwargs["standalone_mode"] = False
         _stand_in_for_closed_streams()
-        try:
-            code = _run(lambda: super(Program, self).main(*args, **kwargs))
-            sys.stdout.flush()
-        except BrokenPipeError:
-            abandon_stdout()
-            code = 0
-        except (Exception, KeyboardInterrupt) as error:
-            if isinstance(error, OSError) and error.filename is None:
-                abandon_stdout()
-            code = explain_failure(error)
-        sys.exit(code)
+        sys.exit(exit_code_of(lambda: super(AttncliGroup, self).main(*args, **kwargs)))
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names of the subcommands, in the order of the help."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a subcommand and have Typer build it."""
-        if cmd_name not in COMMANDS:
-            return None
-        one = typer.Typer(rich_markup_mode=None, add_completion=False)
-        import_module(f"attncli.cli.{cmd_name}").register(one)
-        return typer.main.get_command(one)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the subcommands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-def _run(work: Callable[[], Any]) -> Any:
-    """Run Typer, which turns a reader that has gone into an exit of its own."""
-    try:
-        return work()
-    except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):
-            raise error.__context__ from None
-        raise
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Put the subcommand itself in the place of what the help lists: load its module now."""
+        name, _, rest = super().resolve_command(ctx, args)
+        loaded = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        import_module(f"attncli.cli.{name}").register(loaded)
+        return name, typer.main.get_command(loaded), rest
 
 
 def _stand_in_for_closed_streams() -> None:
@@ -82,27 +51,18 @@ def _stand_in_for_closed_streams() -> None:
 
 app = typer.Typer(
     name="attncli",
-    cls=Program,
+    cls=AttncliGroup,
     invoke_without_command=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    # Typer's own options for these are converted by a library that costs more than all of help.
-    add_help_option=False,
-    add_completion="completion" in " ".join(sys.argv[1:2]),
-    epilog="attncli COMMAND --help explains a command. attncli --install-completion teaches the "
-    "shell to complete.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="attncli COMMAND --help explains a command.",
 )
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"attncli {__version__}")
-        raise typer.Exit
-
-
-def _show_help(context: typer.Context, wanted: bool) -> None:
-    if wanted:
-        print(context.get_help())
         raise typer.Exit
 
 
@@ -113,10 +73,6 @@ def attncli(
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
-    help: Annotated[
-        bool,
-        typer.Option("--help", "-h", callback=_show_help, is_eager=True, help="Show this."),
-    ] = False,
 ) -> None:
     """Attention analysis from the command line.
 
@@ -124,7 +80,11 @@ def attncli(
     `attncli compute` shows every stage on a small example.
     """
     if context.invoked_subcommand is None:
-        _show_help(context, True)
+        typer.echo(context.get_help())
+
+
+for _name, _line in COMMANDS.items():
+    app.command(_name, help=_line)(lambda: None)
 
 
 def main() -> None:

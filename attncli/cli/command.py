@@ -1,36 +1,40 @@
-"""How a subcommand is made: options grouped in dataclasses, errors turned into exit codes.
+"""How a subcommand is made: options grouped in dataclasses, spread over what Typer reads.
 
 Typer reads a flat function signature. Every command shares some thirty options, so each group of
-them is a dataclass whose annotations are Typer's, and `command` spreads the groups over the
-signature that Typer sees.
+them is a dataclass, and `command` writes the signature that Typer sees.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from attncli.analysis.options import AttentionWords
+from attncli.analysis.values import refuse_beyond_64_bits
 from attncli.attention.options import OPTIONS, Kind, MaskTrue, Told
-from attncli.cli.failures import abandon_stdout, explain_failure
-from attncli.cli.parser import Reader, command_class
+from attncli.cli.failures import exit_code_of
 from attncli.errors import UsageError, on_command_line
 
 Registration = Callable[[Callable[..., None]], Callable[..., None]]
 
 # What Typer makes of an option of each kind; text is read later, when a file may be opened for it.
-WORDS: dict[Kind, Any] = {
+WORDS: dict[Kind | None, Any] = {
     Kind.NUMBER: float,
     Kind.WHOLE: int,
     Kind.FLAG: bool,
     Kind.CHOICE: MaskTrue,
     Kind.ARRAY: str,
-} | dict.fromkeys((Kind.OFFSET, Kind.LENGTHS, Kind.IDS, Kind.LOGITS), list[str])
+    Kind.OFFSET: list[str],
+    Kind.LENGTHS: list[str],
+    Kind.IDS: list[str],
+    Kind.LOGITS: list[str],
+}
 
 DebugFlag = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
 
@@ -42,55 +46,75 @@ def command(app: typer.Typer, name: str) -> Registration:
         groups = get_type_hints(function)
         groups.pop("return", None)
 
-        def run(**values: Any) -> None:
-            debug = values.pop("debug")
-            given = {group: _fill(kind, values) for group, kind in groups.items()}
-            _guarded(lambda: _checked(function, values, given), debug)
+        def run(debug: bool, **values: Any) -> None:
+            def work() -> None:
+                _refuse_second_stdin(values)
+                for name, value in values.items():
+                    if isinstance(value, int):
+                        refuse_beyond_64_bits(f"«{name}»", value)
+                function(**{group: _fill(kind, values) for group, kind in groups.items()})
 
-        found = [part for kind in groups.values() for part in _parameters(kind)]
-        found.append(("debug", DebugFlag, False))
-        readers = {part: Reader.of(part, *rest) for part, *rest in found}
-        parameters = [_parameter(*part) for part in found]
+            raise typer.Exit(exit_code_of(work, debug))
+
+        parameters = [part for kind in groups.values() for part in _parameters(kind)]
+        parameters.append(_parameter("debug", DebugFlag, False))
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         names = {"help_option_names": ["-h", "--help"]}
-        register_with_typer = app.command(
-            name,
-            cls=command_class(readers),
-            help=inspect.getdoc(function),
-            context_settings=names,
-        )
-        register_with_typer(run)
+        app.command(name, help=escaped(inspect.getdoc(function)), context_settings=names)(run)
         return function
 
     return register
 
 
-def _parameters(kind: type) -> list[tuple[str, Any, Any]]:
-    """Name, annotation and default of every field."""
+def escaped(text: str | None) -> str:
+    """Help as rich prints it: paragraphs of any width, and brackets that are no markup."""
+    paragraphs = (text or "").replace("[", "\\[").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
+    """A parameter of each option in a group."""
+    panel = getattr(kind, "panel", "What to compute")
     if kind is AttentionWords:
-        return [(name, _annotated(name, None, told), None) for name, told in OPTIONS.items()]
+        for name, told in OPTIONS.items():
+            yield _parameter(name, _annotated(name, WORDS[told.kind] | None, told, panel), None)
+        return
     hints = get_type_hints(kind, include_extras=True)
-    return [
-        (f.name, _annotated(f.name, hints[f.name], f.metadata.get("told")), f.default)
-        for f in dataclasses.fields(kind)
-    ]
+    for field in dataclasses.fields(kind):
+        told, hint = field.metadata.get("told"), hints[field.name]
+        annotation = (
+            _in_panel(hint, panel) if told is None else _annotated(field.name, hint, told, panel)
+        )
+        yield _parameter(field.name, annotation, field.default)
 
 
-def _annotated(name: str, hint: Any, told: Told | None) -> Any:
+def _annotated(name: str, kind: Any, told: Told, panel: str) -> Any:
     """The type of an option with what Typer is to know of it."""
-    if told is None:  # annotated for Typer already
-        return hint
-    help = on_command_line(told.help)
+    help = escaped(on_command_line(told.help))
     if told.positional:
-        return Annotated[hint, typer.Argument(metavar=told.metavar, help=help)]
+        return Annotated[kind, typer.Argument(metavar=told.metavar, help=help)]
     names = told.names or ("--" + name.replace("_", "-"),)
     if told.kind is Kind.FLAG:
         names = (f"{names[0]}/--no-{names[0][2:]}",)
-    kind = hint if told.kind is None else WORDS[told.kind] | None
-    low, high = told.minimum, told.maximum
-    info = typer.Option(*names, metavar=told.metavar, help=help, min=low, max=high)
-    return Annotated[kind, info]
+    option = typer.Option(
+        *names,
+        metavar=told.metavar,
+        help=help,
+        min=told.minimum,
+        max=told.maximum,
+        rich_help_panel=panel,
+    )
+    return Annotated[kind, option]
+
+
+def _in_panel(hint: Any, panel: str) -> Any:
+    """What is annotated for Typer already, in the panel of its group."""
+    info = copy.copy(hint.__metadata__[0])
+    info.help = escaped(info.help)
+    if isinstance(info, OptionInfo):
+        info.rich_help_panel = panel
+    return Annotated[hint.__origin__, info]
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -100,13 +124,8 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, keyword, annotation=annotation, default=given)
 
 
-def _fill(kind: type, values: dict[str, Any]) -> Any:
-    return kind(**{name: values[name] for name, *_ in _parameters(kind)})
-
-
-def _checked(function: Callable[..., None], values: dict[str, Any], given: dict[str, Any]) -> None:
-    _refuse_second_stdin(values)
-    function(**given)
+def _fill(kind: Any, values: dict[str, Any]) -> Any:
+    return kind(**{parameter.name: values[parameter.name] for parameter in _parameters(kind)})
 
 
 def _refuse_second_stdin(values: dict[str, Any]) -> None:
@@ -119,20 +138,3 @@ def _refuse_second_stdin(values: dict[str, Any]) -> None:
     ]
     if len(named) > 1:
         raise UsageError("-", "expected standard input to be read once, got it several times")
-
-
-def _guarded(work: Callable[[], None], debug: bool) -> None:
-    """Run, and leave with the exit code of whatever ends the run early."""
-    try:
-        work()
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head`: the reader has seen enough, and nothing failed
-        abandon_stdout()
-    except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, OSError) and error.filename is None:
-            abandon_stdout()
-        if debug and not isinstance(error, typer.Exit):
-            import traceback
-
-            traceback.print_exc()
-        raise typer.Exit(explain_failure(error)) from None

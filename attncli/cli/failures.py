@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
 
 import typer
 
@@ -18,20 +20,46 @@ from attncli.errors import (
     on_command_line,
 )
 
-# Typer keeps its parser's exceptions to itself; the public one leads to their common ancestor.
-PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 # What torch and NumPy say of sizes that no machine has room for.
 TOO_LARGE = ("allocate", "array is too big", "Maximum allowed dimension", "invalid storage size")
 
 
-def explain_failure(error: BaseException) -> ExitCode:
+def exit_code_of(work: Callable[[], Any], debug: bool = False) -> int:
+    """Run, tell what ends the run early in one line, and return the exit code.
+
+    Args:
+        work: what to run; what it returns is an exit code, None stands for 0.
+        debug: whether to show the traceback of a failure as well.
+    """
+    try:
+        code: int | None = work()
+        sys.stdout.flush()
+        return code or ExitCode.OK
+    except BrokenPipeError:  # `| head`: the reader has seen enough, and nothing failed
+        abandon_stdout()
+        return ExitCode.OK
+    except SystemExit as error:
+        # So Typer ends its help where the reader has gone.
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        abandon_stdout()
+        return ExitCode.OK
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            abandon_stdout()
+        if debug and not isinstance(error, typer.Exit):
+            traceback.print_exc()
+        return explain_failure(error)
+
+
+def explain_failure(error: BaseException) -> int:
     """Print what happened in one line, and at most one of advice; return the exit code."""
     if isinstance(error, typer.Exit):
-        return ExitCode(error.exit_code)
+        return error.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         _print("attncli: interrupted")
         return ExitCode.INTERRUPTED
-    known = parser_error_in_words(error) if isinstance(error, PARSER_ERROR) else _known(error)
+    known = _known(error)
     if known is None:
         kind = type(error).__name__
         known = DataError(
@@ -41,31 +69,6 @@ def explain_failure(error: BaseException) -> ExitCode:
     if known.advice:
         _print(on_command_line(f"  {known.advice}"))
     return known.exit_code
-
-
-def parser_error_in_words(error: Exception) -> UsageError:
-    """A fault that Typer's parser found in the command line, as the project tells its own."""
-    kind, text = type(error).__name__, str(getattr(error, "message", error))
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "attncli"
-    advice = f"`{path} --help` lists what it takes"
-    option = getattr(error, "option_name", None)
-    if kind == "NoSuchOption":
-        near = _near(str(option), _options(context))
-        return UsageError(str(option), f"expected an option of `{path}`, got no such one", near)
-    if kind == "BadOptionUsage":
-        takes_none = "not take" in text
-        problem = "expected no value, got one" if takes_none else "expected a value, got none"
-        return UsageError(str(option), problem, advice)
-    unknown = re.search(r"No such command ['\"](.*?)['\"]\.", text)
-    if unknown:
-        names = [] if context is None else context.command.list_commands(context)
-        near = _near(unknown[1], names) or f"`{path} --help` lists them"
-        return UsageError(unknown[1], "expected a command, got no such one", near)
-    extra = re.search(r"unexpected extra arguments? \((.*)\)", text)
-    if extra:
-        return UsageError(extra[1], "expected options alone, got an argument", advice)
-    return UsageError(path, text.rstrip("."), advice)
 
 
 def abandon_stdout() -> None:
@@ -79,23 +82,12 @@ def abandon_stdout() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - it lives as long as the process
 
 
-def _options(context: object) -> list[str]:
-    parameters = getattr(getattr(context, "command", None), "params", [])
-    return [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
-
-
-def _near(given: str, names: list[str]) -> str:
-    """Advice that names what was probably meant."""
-    import difflib
-
-    close = difflib.get_close_matches(given, names, n=2, cutoff=0.7)
-    return f"did you mean {' or '.join(close)}?" if close else ""
-
-
 def _known(error: BaseException) -> AttncliError | None:
     """The project's own error for this one; None for a fault that nobody foresaw."""
     if isinstance(error, AttncliError):
         return error
+    if getattr(error, "exit_code", None) == ExitCode.USAGE and hasattr(error, "format_message"):
+        return _in_our_shape(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = error.filename or "standard output"
         return ResourceError(str(where), "expected free space, got a full disk")
@@ -106,6 +98,20 @@ def _known(error: BaseException) -> AttncliError | None:
         advice = "--rows, --head-index and --precision float32 need less"
         return ResourceError("memory", "expected more, got an allocation refused", advice)
     return None
+
+
+def _in_our_shape(error: Any) -> UsageError:
+    """What Typer says of a command line, in its words: it keeps the classes of these to itself."""
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    path = "attncli COMMAND" if context is None else context.command_path
+    advice = f"`{path} --help` lists what it takes"
+    where, problem = getattr(error, "option_name", path), error.message or error.format_message()
+    if parameter is not None:
+        names = [name for name in parameter.opts if name.startswith("-")]
+        where = max(names, key=len, default=parameter.metavar or parameter.name)
+    if getattr(error, "possibilities", None):
+        advice = f"did you mean {' or '.join(error.possibilities[:2])}?"
+    return UsageError(where, problem.rstrip("."), advice)
 
 
 def _print(message: str) -> None:

@@ -30,7 +30,7 @@ class InspectOptions:
     """What to look at."""
 
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files of tensors; '-' is stdin.")
+        list[str], typer.Argument(metavar="FILE", help="Files of tensors; '-' is stdin.")
     ]
     dtype: Annotated[
         str | None,

@@ -36,7 +36,7 @@ class MaskOptions:
     files: Annotated[
         Many,
         typer.Argument(
-            metavar="[FILE]...", help="Q and K, or a bundle: only their lengths and options count."
+            metavar="FILE", help="Q and K, or a bundle: only their lengths and options count."
         ),
     ] = None
     group: Annotated[Many, Option("--group", metavar="NAME", help="Which group of a bundle.")] = (
