@@ -42,6 +42,7 @@ class HeadGroup:
         by_interval: whether they alone say which cells are visible, and nothing is added to these.
         may_be_nonfinite: whether logits may be NaN or infinite, so that each tile has to be looked
             at.
+        top_key: whether to note where the largest logit of each row stands.
         workers: how many threads share the rows.
     """
 
@@ -65,6 +66,7 @@ class HeadGroup:
     positions_float: torch.Tensor | None
     by_interval: bool
     may_be_nonfinite: bool
+    top_key: bool
     workers: int = 1
 
     @property
@@ -95,6 +97,15 @@ class HeadGroup:
         Not in float64, whose every digit counts.
         """
         return self.plain and self.dtype == torch.float32
+
+    @property
+    def separate_max(self) -> bool:
+        """Whether to hold the largest weight of each tile apart from the others.
+
+        Nearly one-hot rows then keep their entropy's leading digits, of which float64 has enough
+        to be worth noting the top key.
+        """
+        return self.dtype == torch.float64
 
     def scaled_queries(self, start: int, stop: int, unit: float = 1.0) -> torch.Tensor:
         """(G, stop − start, d_k), in the dtype of arithmetic, times what goes before the tanh."""
@@ -155,7 +166,9 @@ def make_group(
     batch: int,
     heads: range,
     queries: NDArray[np.int64],
+    *,
     with_values: bool,
+    with_top_key: bool,
 ) -> HeadGroup:
     """Bring some heads of one batch into the shape that tiles need.
 
@@ -165,7 +178,8 @@ def make_group(
         batch: index of the batch.
         heads: the heads, neighbours.
         queries: int64 (R,), ascending.
-        with_values: whether the values will be needed.
+        with_values: whether the values will be needed; these have to be finite.
+        with_top_key: whether to note where the largest logit of each row stands.
     """
     shared = [problem.kv_head(head) for head in heads]
     picked = len(queries) > 0 and int(queries[-1]) != len(queries) - 1
@@ -204,6 +218,7 @@ def make_group(
         positions_float=None if positions is None else problem.cast(positions),
         by_interval=hull.exact and mask.added is None,
         may_be_nonfinite=_may_overflow(q, keys, scale / (problem.softcap or 1.0)),
+        top_key=with_top_key or problem.dtype == torch.float64,
     )
 
 

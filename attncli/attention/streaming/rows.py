@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from attncli.attention.streaming.head_group import HeadGroup
 from attncli.attention.streaming.tiles import TileSums, exponential
 from attncli.columns import column
 
@@ -82,22 +83,14 @@ class RowStatistics:
         return {name: None if value is None else value[index] for name, value in whole.items()}
 
 
-def finish_rows(
-    sums: TileSums, separate_max: bool, sinks: torch.Tensor | None, base2_logits: bool = False
-) -> RowStatistics:
+def finish_rows(group: HeadGroup, sums: TileSums) -> RowStatistics:
     """Merge the tiles of a block of rows.
-
-    Args:
-        sums: of the tiles.
-        separate_max: whether `sum_exp` leaves out the largest weight of each tile.
-        sinks: float64 (G, 1), logits that join the denominator; None for none.
-        base2_logits: whether logits are in units of ln 2.
 
     Source: entropy H = ln Σe^(s−m) − Σe^(s−m)(s−m) / Σe^(s−m), from H = −Σ w ln w.
     """
-    keys = sums.seen.expand(sums.nonfinite.shape)
+    sinks, keys = group.sinks, sums.seen.expand(sums.nonfinite.shape)
     empty = keys == 0
-    merged = _merge_tiles(sums, separate_max, base2_logits)
+    merged = _merge_tiles(group, sums)
     joined = merged if sinks is None else _join_sink(merged, sinks)
     shrink = exponential(merged.row_max - joined.row_max)  # 1 without a sink
     largest = shrink / (1 + joined.sum_exp_minus_1)
@@ -162,8 +155,8 @@ class _Merged:
     lost: torch.Tensor
 
 
-def _merge_tiles(sums: TileSums, separate_max: bool, base2_logits: bool) -> _Merged:
-    tiles, unit = slice(sums.tiles), math.log(2) if base2_logits else 1.0
+def _merge_tiles(group: HeadGroup, sums: TileSums) -> _Merged:
+    tiles, unit = slice(sums.tiles), math.log(2) if group.base2_logits else 1.0
     tile_max, reference, sum_exp, shifted = (
         part[tiles].to(torch.float64) * scale
         for part, scale in (
@@ -179,10 +172,10 @@ def _merge_tiles(sums: TileSums, separate_max: bool, base2_logits: bool) -> _Mer
     shrink = exponential(shift)
     # What each tile's largest logit weighs, where its sum leaves it out. That of the best tile is
     # the 1 which sum_exp_minus_1 does not count.
-    apart = exponential(tile_max - reference) if separate_max else torch.zeros_like(sum_exp)
+    apart = exponential(tile_max - reference) if group.separate_max else torch.zeros_like(sum_exp)
     shifted = (shrink * (shifted + shift * (sum_exp + apart))).sum(0)
     others = (shrink * apart).scatter(0, best[None], 0.0)
-    minus_1 = (shrink * sum_exp + others).sum(0) - (0.0 if separate_max else 1.0)
+    minus_1 = (shrink * sum_exp + others).sum(0) - (0.0 if group.separate_max else 1.0)
     hopeless = torch.isneginf(row_max)
     distance = None if sums.distance_sum is None else (shrink * sums.distance_sum[tiles]).sum(0)
     return _Merged(

@@ -29,7 +29,6 @@ from attncli.attention.streaming.tiles import (
     TILE_CELLS,
     TILE_KEYS,
     TILE_ROWS,
-    Gather,
     Workspace,
     sum_tiles,
 )
@@ -114,7 +113,15 @@ def stream_rows(
         chosen = np.arange(problem.mask.real_queries(batch)) if queries is None else queries[batch]
         for several in _neighbours(heads, _heads_at_once(problem, len(chosen))):
             with single_threaded_torch(problem.device) as workers:
-                group = make_group(problem, mask, batch, several, chosen, wanted.output)
+                group = make_group(
+                    problem,
+                    mask,
+                    batch,
+                    several,
+                    chosen,
+                    with_values=wanted.output,
+                    with_top_key=wanted.top_key,
+                )
                 found = _of_group(replace(group, workers=workers), wanted, advance)
             yield from found
 
@@ -164,7 +171,7 @@ def _of_group(
 ) -> list[HeadRows]:
     """All that is wanted of some heads."""
     blocks = list(row_blocks(group.first, group.stop, TILE_ROWS, TILE_KEYS))
-    rows = _all_rows(group, blocks, wanted, advance)
+    rows = _all_rows(group, blocks, advance)
     received = _all_mass(group, blocks, rows, advance) if wanted.per_key else None
     shares = find_shares(group, rows, wanted.sink_keys)
     found = []
@@ -187,23 +194,10 @@ def _of_group(
 
 
 def _all_rows(
-    group: HeadGroup,
-    blocks: list[RowBlock],
-    wanted: Wanted,
-    advance: Callable[[int], None] | None,
+    group: HeadGroup, blocks: list[RowBlock], advance: Callable[[int], None] | None
 ) -> RowStatistics:
-    # float64 has digits enough for the entropy of nearly one-hot rows to be worth the index.
-    separate = group.dtype == torch.float64
-    gather = Gather(
-        separate_max=separate,
-        top_key=separate or wanted.top_key,
-        distance=group.positions is not None,
-        output=group.values is not None,
-    )
-
     def finish(block: RowBlock, work: Workspace) -> RowStatistics:
-        sums = sum_tiles(group, block, gather, work)
-        return finish_rows(sums, separate, group.sinks, group.base2_logits)
+        return finish_rows(group, sum_tiles(group, block, work))
 
     pieces = blocks or [RowBlock(0, 0, ())]
     found = []

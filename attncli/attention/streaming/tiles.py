@@ -30,25 +30,6 @@ TILE_KEYS = 1024
 TILE_CELLS = TILE_ROWS * TILE_KEYS
 
 
-@dataclass(frozen=True, slots=True)
-class Gather:
-    """Which sums the tiles of a run have to keep.
-
-    Attributes:
-        separate_max: hold the largest weight of each tile apart from the others. Nearly one-hot
-            rows then keep their entropy's leading digits, of which float64 has enough to be
-            worth it. Needs the top key.
-        top_key: note where the largest logit stands.
-        distance: sum the distances; needs positions.
-        output: sum the values, which have to be finite.
-    """
-
-    separate_max: bool
-    top_key: bool
-    distance: bool
-    output: bool
-
-
 @dataclass(slots=True)
 class TileSums:
     """Sums of G × R rows over T tiles, each (T, G, R).
@@ -58,11 +39,11 @@ class TileSums:
         reference: what was subtracted before the exponential; `tile_max` itself, or the running
             maximum where an output is summed along.
         sum_exp, sum_exp_shifted, distance_sum: as above; `sum_exp` without the largest weight
-            under `Gather.separate_max`, `distance_sum` None if not gathered.
-        top_key: index of the largest logit on the key axis; None if not gathered.
+            with `separate_max`, `distance_sum` None where positions are not defined.
+        top_key: index of the largest logit on the key axis; None if not asked for.
         seen: int64 (G | 1, R), visible keys so far.
         nonfinite: bool (G, R), whether a visible logit was NaN or infinite.
-        output: (G, R, d_v), relative to the last reference; None if not gathered.
+        output: (G, R, d_v), relative to the last reference; None where there are no values.
         tiles: how many of the T tiles hold something.
     """
 
@@ -78,22 +59,21 @@ class TileSums:
     tiles: int = 0
 
     @classmethod
-    def none_yet(cls, group: HeadGroup, block: RowBlock, gather: Gather) -> TileSums:
+    def none_yet(cls, group: HeadGroup, block: RowBlock) -> TileSums:
         """Room for the tiles of a block, and for one where there are none."""
         heads, rows = len(group.heads), block.stop - block.start
         shape, device = (max(1, len(block.tiles)), heads, rows), group.device
         tile_max, reference, sum_exp, sum_exp_shifted, distance = group.keys.new_empty(5, *shape)
-        top_key = torch.empty(shape, dtype=torch.int64, device=device) if gather.top_key else None
+        top_key = torch.empty(shape, dtype=torch.int64, device=device) if group.top_key else None
         output = None
-        if gather.output:
-            assert group.values is not None
+        if group.values is not None:
             output = group.keys.new_zeros(heads, rows, group.values.shape[2])
         return cls(
             tile_max,
             reference,
             sum_exp,
             sum_exp_shifted,
-            distance_sum=distance if gather.distance else None,
+            distance_sum=None if group.positions is None else distance,
             top_key=top_key,
             seen=torch.zeros(1, rows, dtype=torch.int64, device=device),
             nonfinite=torch.zeros(heads, rows, dtype=torch.bool, device=device),
@@ -171,16 +151,15 @@ class Workspace:
         return torch.sub(relative[:, None], self.upwards[:keys], out=found).abs_()
 
 
-def sum_tiles(group: HeadGroup, block: RowBlock, gather: Gather, work: Workspace) -> TileSums:
+def sum_tiles(group: HeadGroup, block: RowBlock, work: Workspace) -> TileSums:
     """Visit the tiles of one block of rows.
 
     Args:
         group: the heads.
         block: the rows, and their tiles.
-        gather: which sums to keep.
         work: buffers of at least G × rows × TILE_KEYS cells.
     """
-    sums = TileSums.none_yet(group, block, gather)
+    sums = TileSums.none_yet(group, block)
     queries = group.scaled_queries(block.start, block.stop, LOG2_E if group.base2_logits else 1.0)
     power = torch.exp2 if group.base2_logits else exponential
     for tile in block.tiles:
@@ -189,7 +168,7 @@ def sum_tiles(group: HeadGroup, block: RowBlock, gather: Gather, work: Workspace
         if isinstance(seen, torch.Tensor) and not bool(seen.any()):
             continue
         sums.seen = sums.seen + seen
-        _subtract_maximum(group, sums, tile, logits, seen, gather)
+        _subtract_maximum(group, sums, tile, logits, seen)
         power(logits, out=weights)
         if group.may_be_nonfinite or not isinstance(seen, int):  # 0 · ∞ is NaN
             logits.clamp_(min=torch.finfo(logits.dtype).min)
@@ -201,7 +180,7 @@ def sum_tiles(group: HeadGroup, block: RowBlock, gather: Gather, work: Workspace
             _add_distances(group, sums, block, tile, work, weights, logits)
         if sums.top_key is not None:
             top_key = sums.top_key[sums.tiles]
-            if gather.separate_max:
+            if group.separate_max:
                 weights.scatter_(-1, top_key[..., None], 0.0)
                 torch.sum(weights, -1, out=sums.sum_exp[sums.tiles])
             top_key += tile.start
@@ -269,7 +248,6 @@ def _subtract_maximum(
     tile: Tile,
     logits: torch.Tensor,
     seen: torch.Tensor | int,
-    gather: Gather,
 ) -> None:
     """Note the largest logit of each row, and subtract the reference."""
     index, candidates = sums.tiles, logits
@@ -286,7 +264,7 @@ def _subtract_maximum(
         torch.max(candidates, -1, out=(tile_max, sums.top_key[index]))
     # A row that sees nothing of the tile has −inf here, and −inf − (−inf) is NaN.
     torch.clamp(tile_max, min=torch.finfo(tile_max.dtype).min, out=reference)
-    if gather.output and index:
+    if sums.output is not None and index:
         torch.maximum(reference, sums.reference[index - 1], out=reference)
     logits -= reference[..., None]
 
