@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from attncli.analysis.options import FileOptions, InputOptions
-from attncli.attention import draw
+from attncli.attention import qkv
 from attncli.attention.options import Layout, WeightsLayout
-from attncli.attention.project import project
 from attncli.errors import DataError, UsageError
 from attncli.files.container import TensorFile
 from attncli.files.limits import require_memory
@@ -124,23 +123,23 @@ def _made_up(options: InputOptions, example: bool) -> Group:
         raise UsageError("«group»", "expected a bundle beside it, got no file")
     if example and not asked:
         kind = torch_dtype(options.dtype or "float64")
-        cast = (tensor.to(kind) for tensor in draw.example())
+        cast = (tensor.to(kind) for tensor in qkv.example())
         return _described_group("example", dict(zip(ROLES, cast, strict=True)))
     sizes = ("batch", "heads", "kv_heads", "q_len", "k_len", "dk", "dv")
     given = {size: getattr(options, size) for size in sizes}
     # Where the lengths are not given they are 8, each on its own: `draw` makes them equal.
     given["k_len"] = RANDOM_KEYS if given["k_len"] is None else given["k_len"]
-    shape = draw.RandomShape(**{size: value for size, value in given.items() if value is not None})
+    shape = qkv.RandomShape(**{size: value for size, value in given.items() if value is not None})
     if shape.kv_heads is not None and shape.kv_heads > 0 and shape.heads % shape.kv_heads:
         problem = f"expected a divisor of «heads={shape.heads}», got {shape.kv_heads}"
         raise UsageError("«kv_heads»", problem)
     _require_memory(shape)
     seed = options.seed or 0
-    drawn = draw.draw(shape, seed, torch_dtype(options.dtype or "float32"))
+    drawn = qkv.draw(shape, seed, torch_dtype(options.dtype or "float32"))
     return _described_group("random", dict(zip(ROLES, drawn, strict=True)), seed=seed)
 
 
-def _require_memory(shape: draw.RandomShape) -> None:
+def _require_memory(shape: qkv.RandomShape) -> None:
     """Refuse random tensors that do not fit: drawn in float64, then cast."""
     keys = shape.q_len if shape.k_len is None else shape.k_len
     kv_heads = shape.heads if shape.kv_heads is None else shape.kv_heads
@@ -273,7 +272,7 @@ def _projected(options: FileOptions, named: dict[str, str]) -> Group:
     weights = {n: w.mT if out_in and w.ndim == 2 else w for n, w in loaded.items() if n != "x"}
     output_projection = weights.pop("wo", None)
     heads = options.heads or 1
-    tensors = project(loaded["x"], weights, heads, options.kv_heads or heads)
+    tensors = qkv.project(loaded["x"], weights, heads, options.kv_heads or heads)
     if output_projection is not None:
         _check_output_projection(output_projection, tensors["v"], heads)
     return Group(

@@ -15,7 +15,6 @@ import torch
 from attncli.attention import steps
 from attncli.attention.masks.mask import Mask
 from attncli.attention.problem import Problem, all_finite
-from attncli.attention.project import project_output
 from attncli.attention.streaming.stream import Wanted, stream_rows
 from attncli.errors import UsageError
 
@@ -285,7 +284,7 @@ def _projected_blocks(
             rows = selection.rows[at : at + step]
             parts = [_compute(problem, one, [Stage.OUTPUT], rows, mask)[0] for one in inputs]
             output = torch.stack([part[Stage.OUTPUT] for part in parts])[None]  # (1, H, rows, d_v)
-            values = project_output(output, weight.to(output))[0, 0]  # (rows, d)
+            values = steps.project_output(output, weight)[0, 0]  # (rows, d)
             yield Block(Stage.PROJECTED, batch, 0, at, rows, values, None, _real(mask, batch, rows))
 
 

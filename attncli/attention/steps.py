@@ -170,6 +170,20 @@ def _of_broken(weights: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) ->
     return torch.where(nan, torch.nan, higher + lower)
 
 
+def project_output(output: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Concatenate the heads of the output and project them.
+
+    Args:
+        output: (B, H, S, d_v).
+        weight: W_O, (H·d_v, d).
+
+    Returns:
+        (B, 1, S, d), in the dtype of the output.
+    """
+    packed = output.transpose(1, 2).flatten(2)  # (B, S, H·d_v)
+    return (packed @ weight.to(packed))[:, None]
+
+
 def entropy_of_weights(weights: torch.Tensor, *, with_sink: bool = False) -> torch.Tensor:
     """Shannon entropy of each row, in nats: Σ −w ln w with 0·ln 0 = 0.
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from attncli.attention.draw import RandomShape, draw, example
+from attncli.attention.qkv import RandomShape, draw, example
 from attncli.errors import UsageError
 
 

@@ -166,7 +166,7 @@ def test_the_parts_add_up_to_the_variance_of_all_real_pairs(name: str) -> None:
 
 def test_the_embedded_example() -> None:
     """The score variance that the theory gives for its two example matrices."""
-    from attncli.attention.draw import example
+    from attncli.attention.qkv import example
 
     q, k, _ = example()
     found = score_moments(make_problem(q, k, None, AttentionOptions()), 0, 0)

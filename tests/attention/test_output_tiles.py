@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from attncli.attention import stages as stages_module
-from attncli.attention.draw import RandomShape, draw
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import make_problem
+from attncli.attention.qkv import RandomShape, draw
 from attncli.attention.stages import (
     Stage,
     blocks_of,

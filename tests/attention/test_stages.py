@@ -16,9 +16,10 @@ from attncli.attention import stages as stages_module
 from attncli.attention import steps
 from attncli.attention.options import AttentionOptions, Precision
 from attncli.attention.problem import Problem, make_problem
-from attncli.attention.project import project, project_output
+from attncli.attention.qkv import project
 from attncli.attention.stage_statistics import StageResult
 from attncli.attention.stages import Stage, select, shape_of, stage_blocks, stages_of
+from attncli.attention.steps import project_output
 from attncli.errors import UsageError
 
 EVERYTHING = slice(None)

@@ -15,9 +15,9 @@ from random_problems import masks, tensors
 
 import attncli
 from attncli.attention import stages as stages_module
-from attncli.attention.draw import example
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem, make_problem
+from attncli.attention.qkv import example
 from attncli.attention.softmax_stats import SoftmaxStats
 from attncli.attention.stages import Stage, select
 from attncli.attention.steps import entropy_of_weights

@@ -204,6 +204,6 @@ def test_an_unforeseen_fault_is_one_line_too(run: Run, monkeypatch: pytest.Monke
     def fail(*args: object) -> None:
         raise ValueError("some\nthing")
 
-    monkeypatch.setattr("attncli.attention.draw.example", fail)
+    monkeypatch.setattr("attncli.attention.qkv.example", fail)
     outcome = run("compute", code=1)
     assert outcome.stderr.startswith("attncli: error: unexpected ValueError: some thing\n")

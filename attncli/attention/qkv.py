@@ -1,4 +1,4 @@
-"""Tensors that come from nowhere: the embedded example, and random ones."""
+"""Q, K and V that no file holds: the embedded example, random ones, and projections of X."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from attncli.errors import UsageError
+from attncli.errors import DataError, UsageError
 
 # The 4×3 example that the theory works through by hand; V is ours.
 EXAMPLE_Q = [[0.11, 0.77, 0.08], [-0.55, -0.28, 0.24], [-0.79, 0.97, -0.74], [-0.72, 0.95, 0.36]]
@@ -65,5 +65,50 @@ def draw(
     return q, k, v
 
 
+def project(
+    x: torch.Tensor, weights: dict[str, torch.Tensor], heads: int, kv_heads: int
+) -> dict[str, torch.Tensor]:
+    """Project X and split the result into heads.
+
+    Args:
+        x: (S, d) or (B, S, d).
+        weights: "wq" (d, H·d_k), "wk" (d, H_kv·d_k) and, where there are values, "wv"
+            (d, H_kv·d_v).
+        heads: H.
+        kv_heads: H_kv.
+
+    Returns:
+        "q", "k" and "v", float64 (B, H | H_kv, S, d_k | d_v).
+
+    Raises:
+        DataError: a rank or width that does not fit.
+        UsageError: a number of heads that does not divide the width.
+    """
+    if x.ndim not in (2, 3):
+        raise DataError("«x»", f"expected (S, d) or (B, S, d), got {tuple(x.shape)}")
+    whole = x[(None,) * (3 - x.ndim)].to(torch.float64)  # (B, S, d)
+    counts = {"wq": heads, "wk": kv_heads, "wv": kv_heads}
+    projected = {}
+    for name, weight in weights.items():
+        _check_weight(f"«{name}»", weight, whole.shape[-1], counts[name])
+        packed = whole @ weight.to(torch.float64)  # (B, S, H·d)
+        split = packed.reshape(*packed.shape[:2], counts[name], -1)
+        projected[name.removeprefix("w")] = split.transpose(1, 2)  # (B, H, S, d)
+    return projected
+
+
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
+
+
+def _check_weight(option: str, weight: torch.Tensor, width: int, heads: int) -> None:
+    if weight.ndim != 2 or weight.shape[0] != width:
+        raise DataError(
+            option,
+            f"expected (d, H·width) with d={width} like «x», got {tuple(weight.shape)}",
+            "«weights_layout=out-in» takes the weight of an nn.Linear",
+        )
+    if heads < 1 or weight.shape[1] % heads:
+        raise UsageError(
+            "«heads»", f"expected a divisor of {option}'s width {weight.shape[1]}, got {heads}"
+        )
