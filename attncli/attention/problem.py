@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from attncli.attention.layout import to_bhsd
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask
 from attncli.attention.options import AttentionOptions, Layout, Precision
-from attncli.attention.sizes import Sizes
+from attncli.attention.sizes import Sizes, to_bhsd
 from attncli.errors import DataError, ResourceError, UsageError
 
 # Up to so many scores, float64 costs less than anyone notices.

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from attncli.attention.layout import to_bhsd
 from attncli.attention.options import Layout
+from attncli.attention.sizes import to_bhsd
 from attncli.errors import AttncliError, DataError, UsageError
 
 B, H, S, D = 2, 3, 4, 5

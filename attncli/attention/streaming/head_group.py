@@ -1,8 +1,9 @@
-"""Some heads of one batch, made ready for tiles, and the logits of one tile of them."""
+"""Some heads of one batch, made ready for tiles, and which tiles of their scores to visit."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +13,38 @@ from numpy.typing import NDArray
 from attncli.attention.masks.mask import Mask
 from attncli.attention.problem import Problem
 from attncli.attention.steps import finite_in, logits_of_scores
-from attncli.attention.streaming.intervals import RowBlock, Tile
 
 _KEYS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Some neighbouring keys that a block of rows visits.
+
+    Attributes:
+        start, stop: the keys.
+        starts_inside, stops_inside: whether the interval of some row starts after the first of
+            these keys, or stops before the last.
+    """
+
+    start: int
+    stop: int
+    starts_inside: bool
+    stops_inside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Some rows in a row, and the keys that at least one of them may see.
+
+    Attributes:
+        start, stop: the rows, counted along the chosen queries.
+        tiles: from the first key to the last; none where no row sees a key.
+    """
+
+    start: int
+    stop: int
+    tiles: tuple[Tile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +188,39 @@ class HeadGroup:
         if last - first == block.stop - block.start - 1:
             return slice(first, last + 1)
         return self.rows[block.start : block.stop]
+
+
+def row_blocks(
+    first: NDArray[np.int64], stop: NDArray[np.int64], height: int, width: int
+) -> Iterator[RowBlock]:
+    """Cut the visible part of the score matrix into tiles.
+
+    Args:
+        first: int64 (rows,), first key of each row's interval.
+        stop: int64 (rows,), one past its last key.
+        height: rows of a block at most.
+        width: keys of a tile at most.
+    """
+    for start in range(0, len(first), height):
+        firsts, stops = first[start : start + height], stop[start : start + height]
+        some = stops > firsts
+        end = start + len(firsts)
+        if not some.any():
+            yield RowBlock(start, end, ())
+            continue
+        low, high = int(firsts[some].min()), int(stops[some].max())
+        latest, earliest = int(firsts.max()), int(stops.min())
+        edges = [(left, min(left + width, high)) for left in range(low, high, width)]
+        tiles = (Tile(left, right, latest > left, earliest < right) for left, right in edges)
+        yield RowBlock(start, end, tuple(tiles))
+
+
+def queries_per_key(
+    first: NDArray[np.int64], stop: NDArray[np.int64], k_len: int
+) -> NDArray[np.int64]:
+    """How many of the rows' intervals hold each key, int64 (S_k,)."""
+    opened = np.bincount(first, minlength=k_len + 1) - np.bincount(stop, minlength=k_len + 1)
+    return np.cumsum(opened)[:k_len]
 
 
 def make_group(

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attncli.attention.streaming.head_group import HeadGroup
-from attncli.attention.streaming.intervals import RowBlock, Tile, queries_per_key
+from attncli.attention.streaming.head_group import HeadGroup, RowBlock, Tile, queries_per_key
 from attncli.attention.streaming.rows import RowStatistics
 from attncli.attention.streaming.tiles import (
     LOG2_E,

@@ -15,8 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from attncli.attention.problem import Problem
-from attncli.attention.streaming.head_group import HeadGroup, make_group, top_key_of
-from attncli.attention.streaming.intervals import RowBlock, row_blocks
+from attncli.attention.streaming.head_group import (
+    HeadGroup,
+    RowBlock,
+    make_group,
+    row_blocks,
+    top_key_of,
+)
 from attncli.attention.streaming.rows import RowStatistics, concatenate, finish_rows
 from attncli.attention.streaming.shares import (
     KeyMass,

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from attncli.attention.streaming.head_group import HeadGroup
-from attncli.attention.streaming.intervals import RowBlock, Tile
+from attncli.attention.streaming.head_group import HeadGroup, RowBlock, Tile
 
 LOG2_E = 1.4426950408889634
 
