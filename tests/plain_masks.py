@@ -24,6 +24,8 @@ def _obeys(name: str, rules: dict[str, Any], p: int, j: int, k_len: int) -> bool
         return j >= p - value
     if name == "right_window":
         return j <= p + value
+    if name == "dilation":
+        return (p - j) % value == 0
     if name == "key_length":
         return j < value
     if name == "keep":

@@ -46,6 +46,7 @@ class OptionKeywords(TypedDict, total=False):
     left_window: int | None
     right_window: int | None
     prefix: int | None
+    dilation: int | None
     key_lengths: int | Sequence[int] | None
     query_lengths: int | Sequence[int] | None
     key_padding: TensorLike

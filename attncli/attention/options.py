@@ -108,6 +108,7 @@ class AttentionOptions:
         left_window: keys before p − left_window are invisible; None for unbounded.
         right_window: keys after p + right_window are invisible; None for unbounded.
         prefix: with `causal`, the first `prefix` keys are visible to every query.
+        dilation: with a window, key j is visible only if p − j is a multiple of it; ≥ 1.
         key_lengths: number of real keys, one for all batches or one per batch.
         query_lengths: number of real queries, one for all batches or one per batch.
         key_padding: bool (B, S_k) or (S_k,), True = real key.
@@ -137,6 +138,9 @@ class AttentionOptions:
     right_window: int | None = option(None, "Hide keys after p + R.", "R", Kind.WHOLE)
     prefix: int | None = option(
         None, "With «causal»: every query sees the first P keys.", "P", Kind.WHOLE
+    )
+    dilation: int | None = option(
+        None, "With a window: only every D-th key, counted from the query.", "D", Kind.WHOLE
     )
     key_lengths: tuple[int, ...] | None = option(
         None, "Real keys, one number or per batch.", "N[,N…]", Kind.LENGTHS
@@ -184,6 +188,12 @@ class AttentionOptions:
                 _refuse_negative(name, length)
         if self.prefix is not None and not self.causal:
             raise UsageError("«prefix»", "expected «causal» beside it, got «prefix» alone")
+        if self.dilation is not None and self.dilation < 1:
+            wanted = "expected a whole number of at least 1"
+            raise UsageError("«dilation»", f"{wanted}, got {self.dilation}")
+        if self.dilation is not None and self.left_window is None and self.right_window is None:
+            wanted = "expected «left_window» or «right_window» beside it"
+            raise UsageError("«dilation»", f"{wanted}, got «dilation» alone")
 
     @property
     def needs_positions(self) -> list[str]:

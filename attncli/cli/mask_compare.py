@@ -99,7 +99,7 @@ def told_of(option: str) -> Iterator[None]:
     try:
         yield
     except AttncliError as error:
-        where = option if error.where == "--attn-mask" else error.where
+        where = option if error.where == "«attn_mask»" else error.where
         raise type(error)(where, error.problem, error.advice) from None
 
 

@@ -37,6 +37,8 @@ def sets(mask: Mask, batch: int = 0, head: int = 0) -> list[set[int]]:
 
 # Positions, causality, windows
 
+DILATED = [{0}, {1}, {0, 2}, {1, 3}, {0, 2, 4}]
+
 
 @pytest.mark.parametrize(
     ("q_len", "k_len", "options", "expected"),
@@ -61,6 +63,9 @@ def sets(mask: Mask, batch: int = 0, head: int = 0) -> list[set[int]]:
         (4, 4, {"causal": True, "prefix": 3, "left_window": 1}, [{0, 1, 2}] * 2 + [{1, 2}, {2, 3}]),
         (3, 3, {"causal": True, "prefix": 3, "right_window": 1}, [{0, 1}, {0, 1, 2}, {0, 1, 2}]),
         (3, 3, {"causal": True, "prefix": 3, "key_lengths": (2,)}, [{0, 1}] * 3),
+        (5, 5, {"causal": True, "left_window": 4, "dilation": 2}, DILATED),
+        (5, 5, {"left_window": 2, "right_window": 3, "dilation": 9}, [{i} for i in range(5)]),
+        (2, 5, {"right_window": 4, "dilation": 3, "query_offset": -3}, [{0}, {1}]),
         (2, 3, {"key_lengths": (2,)}, [{0, 1}] * 2),
         (2, 3, {"key_lengths": (0,)}, [set()] * 2),
         (2, 3, {"key_padding": np.array([True, False, True])}, [{0, 2}] * 2),
@@ -166,6 +171,8 @@ def test_any_combination_equals_plain_loops(data: st.DataObject) -> None:
     }
     if drawn["causal"]:
         drawn["prefix"] = data.draw(st.integers(0, 8))
+    if drawn["left_window"] is not None or drawn["right_window"] is not None:
+        drawn["dilation"] = data.draw(st.none() | st.integers(1, 4))
     rules = {name: value for name, value in drawn.items() if value is not None}
     options: dict[str, Any] = {**rules, "query_offset": offset}
     if "key_length" in rules:

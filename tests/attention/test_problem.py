@@ -250,6 +250,14 @@ def test_the_cpu_is_always_there() -> None:
         ({"left_window": -1}, "left_window: expected a whole number of at least 0, got -1"),
         ({"key_lengths": (3, -1)}, "key_lengths: expected a whole number of at least 0, got -1"),
         ({"prefix": 2}, "prefix: expected causal beside it, got prefix alone"),
+        (
+            {"causal": True, "dilation": 2},
+            "dilation: expected left_window or right_window beside it, got dilation alone",
+        ),
+        (
+            {"left_window": 4, "dilation": 0},
+            "dilation: expected a whole number of at least 1, got 0",
+        ),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
@@ -308,6 +316,12 @@ def test_cost_of_everything() -> None:
         ({"causal": True, "query_lengths": (5, 2)}, 4 * (15 + 3)),
         ({"key_padding": np.arange(5)[None] < 3}, 2 * 4 * 15),
         ({"segments": np.array([0, 0, 1, 1, 1])}, 2 * 4 * (4 + 9)),
+        ({"segments": np.array([0, 1, 0, 1, 0])}, 2 * 4 * (9 + 4)),
+        ({"causal": True, "left_window": 4, "dilation": 2}, 2 * 4 * 9),
+        ({"attn_mask": np.tri(5, dtype=bool)}, 2 * 4 * 15),
+        ({"attn_mask": np.where(np.tri(5), 0.5, -np.inf), "causal": True}, 2 * 4 * 15),
+        ({"attn_mask": np.tri(5, dtype=bool), "query_lengths": (5, 2)}, 4 * (15 + 3)),
+        ({"attn_mask": np.arange(4)[:, None, None] * np.ones((5, 5)) > 1}, 2 * 2 * 25),
     ],
 )
 def test_cost_of_what_is_visible(options: dict[str, Any], visible: int) -> None:

@@ -77,6 +77,7 @@ def written_out(
             not options["causal"] or j <= p or j < (options.get("prefix") or 0),
             options["left_window"] is None or j >= p - options["left_window"],
             options["right_window"] is None or j <= p + options["right_window"],
+            (p - j) % (options.get("dilation") or 1) == 0,
             options["key_lengths"] is None or j < options["key_lengths"][b],
             "key_padding" not in options or options["key_padding"][b, j],
         ]

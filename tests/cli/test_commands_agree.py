@@ -122,6 +122,8 @@ def _positions(
     for name in ("--left-window", "--right-window"):
         if draw(st.booleans()):
             found[name] = str(draw(st.integers(0, 4)))
+    if found.keys() & {"--left-window", "--right-window"} and draw(st.booleans()):
+        found["--dilation"] = str(draw(st.integers(1, 3)))
     if draw(st.booleans()):
         found["--causal"] = None
         if draw(st.booleans()):

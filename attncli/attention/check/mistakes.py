@@ -312,7 +312,7 @@ MISTAKES = (
     Mistake("offset:+1", _offset(lambda old, corner: old + 1)),
     Mistake("window:-1", _window(-1)),
     Mistake("window:+1", _window(1)),
-    Mistake("window:missing", _without("left_window", "right_window")),
+    Mistake("window:missing", _without("left_window", "right_window", "dilation")),
     Mistake("mask:inverted", _mask_inverted),
     Mistake("mask:as-boolean", _mask_as_boolean),
     Mistake("mask:as-additive", _mask_as_additive),

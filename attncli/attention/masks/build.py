@@ -16,6 +16,7 @@ from attncli.attention.masks.mask import Mask, drop_page_cache
 from attncli.attention.masks.rules import (
     AdditiveMask,
     BooleanMask,
+    Dilation,
     KeyInterval,
     KeyLengths,
     KeyPadding,
@@ -46,6 +47,9 @@ def build_mask(options: AttentionOptions, sizes: Sizes) -> Mask:
     """
     offset = resolve_offset(options, sizes)
     rules, warnings = [*_positional(options, sizes, offset)], []
+    if options.dilation is not None:
+        assert offset is not None  # resolve_offset has refused the other case
+        rules.append(Dilation(offset, options.dilation))
     if options.key_lengths is not None:
         lengths = per_batch(options.key_lengths, "key_lengths", sizes.batch, sizes.k_len)
         rules.append(KeyLengths(lengths))

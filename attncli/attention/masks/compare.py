@@ -67,8 +67,8 @@ class Leak:
     """Cells that a mask shows although a declared rule hides them.
 
     Attributes:
-        rule: the rule in words: "causal", "left window", "right window", "segments" or
-            "key padding", or the description of a whole pattern.
+        rule: the rule in words: "causal", "left window", "right window", "dilation",
+            "segments" or "key padding", or the description of a whole pattern.
         cells: number of such cells.
         first: the first of them; `a` is the mask's visibility, `b` the rule's.
     """
@@ -164,6 +164,9 @@ def _rules(options: AttentionOptions) -> dict[str, AttentionOptions]:
         "causal": replace(bare, causal=o.causal, prefix=o.prefix),
         "left window": replace(bare, left_window=o.left_window),
         "right window": replace(bare, right_window=o.right_window),
+        "dilation": replace(
+            bare, left_window=o.left_window, right_window=o.right_window, dilation=o.dilation
+        ),
         "segments": replace(bare, segments=o.segments),
         "key padding": replace(bare, key_lengths=o.key_lengths, key_padding=o.key_padding),
     }
@@ -171,6 +174,7 @@ def _rules(options: AttentionOptions) -> dict[str, AttentionOptions]:
         "causal": o.causal,
         "left window": o.left_window is not None,
         "right window": o.right_window is not None,
+        "dilation": o.dilation is not None,
         "segments": o.segments is not None,
         "key padding": o.key_lengths is not None or o.key_padding is not None,
     }

@@ -122,6 +122,28 @@ class KeyInterval(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Dilation(Rule):
+    """Only every so many-th key, counted from the query.
+
+    Attributes:
+        offset: int64 (B | 1,), position of query 0.
+        step: from one visible key to the next, ≥ 1.
+    """
+
+    offset: Array
+    step: int
+
+    def cells(self, block: CellBlock) -> Array:
+        """Where a key is a multiple of the step away."""
+        return (block.positions(self.offset) - block.keys) % self.step == 0
+
+    def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask:
+        """As if the keys of one remainder were a document."""
+        position = int(_of(self.offset, batch)) + np.arange(rows)
+        return IntervalMask.of_documents(np.arange(k_len) % self.step, position % self.step)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class KeyLengths(Rule):
     """Padding at the end of the keys.
 
