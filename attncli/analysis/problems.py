@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from attncli.analysis.attention_arguments import (
     arguments_record,
     read_arguments,
 )
-from attncli.analysis.inputs import Group
+from attncli.analysis.inputs import Group, labels_of
 from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.attention.options import Layout, Precision
 from attncli.attention.problem import Problem, make_problem
@@ -70,6 +71,17 @@ def warnings_of(group: Group, arguments: AttentionArguments, problem: Problem) -
     """Everything worth a warning, with the group's name before it."""
     said = (*group.warnings, *arguments.warnings, *problem.warnings)
     return [f"{group.name}: {text}" if group.name else text for text in said]
+
+
+def merged(groups: Sequence[Group], params: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`params` of a document: what all groups share, and under "groups" where they differ."""
+    first = params[0]
+    differing = [key for key in first if any(other[key] != first[key] for other in params)]
+    shared = {key: value for key, value in first.items() if key not in differing}
+    if not differing:
+        return shared
+    own = [{key: one[key] for key in differing} for one in params]
+    return shared | {"groups": dict(zip(labels_of(groups), own, strict=True))}
 
 
 def _with_bundle(error: AttncliError, group: Group) -> AttncliError:

@@ -9,6 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncli.columns import column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberStatistics:
+    """Extremes and moments of the finite ones among some numbers, and what the others were."""
+
+    n_nan: int = column("nan")
+    n_posinf: int = column("inf")
+    n_neginf: int = column("-inf")
+    min: float | None = column("min", description="None where nothing is finite")
+    max: float | None = column("max", description="likewise")
+    mean: float | None = column("mean", description="likewise")
+    std: float | None = column("std", description="of the population; likewise")
+
 
 @dataclass(slots=True)
 class RunningStatistics:
@@ -62,14 +77,14 @@ class RunningStatistics:
         return math.sqrt(self._squares / self.count) if self.count else None
 
     @property
-    def record(self) -> dict[str, float | int | None]:
-        """Extremes and moments, None where nothing is finite, and what the other numbers were."""
-        return {
-            "n_nan": self.n_nan,
-            "n_posinf": self.n_posinf,
-            "n_neginf": self.n_neginf,
-            "min": self.minimum if self.count else None,
-            "max": self.maximum if self.count else None,
-            "mean": self.mean,
-            "std": self.std,
-        }
+    def result(self) -> NumberStatistics:
+        """What was found so far."""
+        return NumberStatistics(
+            n_nan=self.n_nan,
+            n_posinf=self.n_posinf,
+            n_neginf=self.n_neginf,
+            min=self.minimum if self.count else None,
+            max=self.maximum if self.count else None,
+            mean=self.mean,
+            std=self.std,
+        )

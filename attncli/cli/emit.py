@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from rich.console import RenderableType
+
+from attncli.cli.options import WorkOptions
+from attncli.columns import Column
+from attncli.report import document
 from attncli.report.choices import Format
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from rich.console import RenderableType
-
-    from attncli.analysis.inputs import Group
-    from attncli.columns import Column
-    from attncli.report.printer import Printer
+from attncli.report.printer import Printer
 
 Record = dict[str, Any]
+
+
+def make_printer(work: WorkOptions) -> Printer:
+    """The printer that the output options ask for."""
+    return Printer(target=work.output, color=work.color, quiet=work.quiet)
 
 
 def emit(
@@ -43,8 +46,6 @@ def emit(
         show: draws the gathered records as tables.
         wrap: makes `data` of the JSON document of the gathered records.
     """
-    from attncli.report import document
-
     if form is Format.NDJSON:
         printer.write(document.ndjson(records))
     elif form is Format.CSV:
@@ -58,30 +59,3 @@ def emit(
         )
     else:
         printer.show(*show(list(records)))
-
-
-def labels_of(groups: Sequence[Group]) -> list[str]:
-    """A name for each group: its own, after its file's where there are several files."""
-    if len({group.source_name for group in groups}) == 1:
-        return [group.name for group in groups]
-    return [
-        f"{group.source}::{group.name}" if group.name else str(group.source) for group in groups
-    ]
-
-
-def described(groups: Sequence[Group]) -> dict[str, Any]:
-    """`inputs` of a document: by role for one group, by group and role for several."""
-    if len(groups) == 1:
-        return groups[0].described
-    return dict(zip(labels_of(groups), (group.described for group in groups), strict=True))
-
-
-def merged(groups: Sequence[Group], params: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """`params` of a document: what all groups share, and under "groups" where they differ."""
-    first = params[0]
-    differing = [key for key in first if any(other[key] != first[key] for other in params)]
-    shared = {key: value for key, value in first.items() if key not in differing}
-    if not differing:
-        return shared
-    own = [{key: one[key] for key in differing} for one in params]
-    return shared | {"groups": dict(zip(labels_of(groups), own, strict=True))}

@@ -6,8 +6,10 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from attncli.analysis.inputs import described
+from attncli.analysis.problems import merged
 from attncli.analysis.values import floats, integers, several
-from attncli.cli.emit import described, emit, merged
+from attncli.cli.emit import emit
 from attncli.cli.entropy_records import (
     EntropyRun,
     HeadsOfGroup,

@@ -13,7 +13,7 @@ from typer import Option
 from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.analysis.values import floats, ladder, several
 from attncli.cli.command import command
-from attncli.cli.emit import Record, described, emit, merged
+from attncli.cli.emit import Record, emit
 from attncli.cli.options import Many, WorkOptions, defaults_of, make_printer
 from attncli.errors import UsageError
 
@@ -262,8 +262,8 @@ def _each_once(values: Iterable[Value]) -> tuple[Value, ...]:
 def _run_audit(
     inputs: FileOptions, given: AttentionWords, work: WorkOptions, printer: Printer
 ) -> None:
-    from attncli.analysis.inputs import load_groups
-    from attncli.analysis.problems import params_record, problem_of, warnings_of
+    from attncli.analysis.inputs import described, load_groups
+    from attncli.analysis.problems import merged, params_record, problem_of, warnings_of
     from attncli.report.records import AUDIT
     from attncli.report.variance import audit_tables
 

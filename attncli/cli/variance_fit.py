@@ -27,9 +27,9 @@ def run_fit(
         UsageError: several groups to fit one tensor to.
         DataError: a tensor that is neither weights nor output of these Q, K and V.
     """
-    from attncli.analysis.inputs import describe, load_groups, read_tensor
+    from attncli.analysis.inputs import describe, described, load_groups, read_tensor
     from attncli.analysis.problems import params_record, problem_of, warnings_of
-    from attncli.cli.emit import described, emit
+    from attncli.cli.emit import emit
     from attncli.report.records import FIT_SCALE
     from attncli.report.variance import fit_tables
 

@@ -4,22 +4,6 @@ from __future__ import annotations
 
 from attncli.columns import Column as Column
 
-INSPECT = (
-    Column("source", "file", is_key=True),
-    Column("name", "name", is_key=True),
-    Column("shape", "shape"),
-    Column("dtype", "dtype"),
-    Column("elements", None),
-    Column("bytes", "bytes"),
-    Column("n_nan", "nan"),
-    Column("n_posinf", "inf"),
-    Column("n_neginf", "-inf"),
-    Column("min", "min"),
-    Column("max", "max"),
-    Column("mean", "mean"),
-    Column("std", "std"),
-)
-
 EXPERIMENT = (
     Column("dk", "d_k", is_key=True),
     Column("samples", "samples"),

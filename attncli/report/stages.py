@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attncli.columns import record_of
 from attncli.report.numbers import field, shortest
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ GROUPED_CELL_COLUMNS = ("group", *CELL_COLUMNS)
 def stage_record(result: StageResult) -> dict[str, Any]:
     """The JSON record of one stage; `values` is null and `values_omitted` true above the limit."""
     record: dict[str, Any] = {"shape": list(result.shape), "n_masked": result.n_masked}
-    record |= result.statistics.record | {"values": _nested(result)}
+    record |= record_of(result.statistics.result) | {"values": _nested(result)}
     if record["values"] is None:
         record["values_omitted"] = True
     return record

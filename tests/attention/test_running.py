@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, astuple
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def test_parts_make_the_whole(parts: list[list[float]]) -> None:
     found = taken(*(np.array(part, dtype=np.float64) for part in parts))
     numbers = np.array([number for part in parts for number in part], dtype=np.float64)
     finite = numbers[np.isfinite(numbers)]
-    record = found.record
+    record = asdict(found.result)
     assert record["n_nan"] == np.isnan(numbers).sum()
     assert record["n_posinf"] == (numbers == INF).sum()
     assert record["n_neginf"] == (numbers == -INF).sum()
@@ -65,13 +66,12 @@ def test_variance_is_of_the_population(parts: list[Any], variance: float) -> Non
 
 def test_parts_of_any_rank_and_order() -> None:
     numbers = np.arange(24.0).reshape(2, 3, 4)
-    assert taken(numbers[::-1, :, ::2], numbers.T[1::2]).record == pytest.approx(
-        taken(numbers.ravel()).record
-    )
+    parts = taken(numbers[::-1, :, ::2], numbers.T[1::2]).result
+    assert astuple(parts) == pytest.approx(astuple(taken(numbers.ravel()).result))
 
 
 def test_an_empty_part_changes_nothing() -> None:
-    assert taken([], [1.0, 3.0], []).record == taken([1.0, 3.0]).record
+    assert taken([], [1.0, 3.0], []).result == taken([1.0, 3.0]).result
 
 
 @pytest.mark.parametrize("parts", [[[1e308, 1.7e308]], [[1.7e308], [-1.7e308]], [[1e200, -1e200]]])

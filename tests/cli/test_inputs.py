@@ -270,3 +270,23 @@ def test_trailing_bytes_are_worth_a_warning(run: Run, files: Path) -> None:
     Path("long.npy").write_bytes(buffer.getvalue() + b"more")
     outcome = run("compute", "long.npy", "long.npy", "-f", "json")
     assert "long.npy" in outcome.stderr
+
+
+def test_a_group_whose_name_holds_a_comma(run: Run, files: Path) -> None:
+    np.savez("g.npz", **{f"{g}.{r}": np.eye(2) for g in ("x", "x,y", "z") for r in "qk"})
+
+    def chosen(*names: str) -> list[str]:
+        words = [word for name in names for word in ("--group", name)]
+        return [
+            head["group"] for head in run("entropy", "g.npz", *words, "-f", "json").json["data"]
+        ]
+
+    assert chosen("x,y") == ["x,y"]
+    assert chosen("z,x") == ["z", "x"]
+    assert chosen("x", "x,y") == ["x", "x,y"]
+
+
+def test_the_same_bundle_twice_is_told_twice(run: Run, files: Path) -> None:
+    np.savez("g.npz", **{f"{g}.{r}": np.eye(2) for g in "ab" for r in "qk"})
+    inputs = run("entropy", "g.npz", "g.npz", "-f", "json").json["inputs"]
+    assert list(inputs) == ["a", "b", "a (2)", "b (2)"]

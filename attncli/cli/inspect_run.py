@@ -1,0 +1,108 @@
+"""What `attncli inspect` does: the tensors of each file, part by part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from attncli.attention.running import NumberStatistics, RunningStatistics
+from attncli.cli.emit import Record, emit, make_printer
+from attncli.cli.inspect import InspectOptions
+from attncli.cli.options import WorkOptions
+from attncli.columns import column, columns_of, record_of
+from attncli.errors import DataError
+from attncli.files.container import TensorFile
+from attncli.files.reader import open_file
+from attncli.files.roles import split_name
+from attncli.files.tensor import UNDECLARED, StoredTensor, TensorHeader, as_float, require_accepted
+from attncli.files.text import place
+from attncli.report.table import record_table
+
+# Elements looked at together.
+PART = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedTensor:
+    """One tensor of a file, whose elements may be no numbers."""
+
+    source: str = column("file", is_key=True)
+    name: str | None = column("name", is_key=True)
+    shape: list[int] = column("shape")
+    dtype: str = column("dtype")
+    elements: int = column(None)
+    bytes: int | None = column("bytes", default=None)
+
+
+COLUMNS = columns_of(InspectedTensor, NumberStatistics)
+
+
+def run(options: InspectOptions, work: WorkOptions) -> None:
+    """Look at every file, and print what is found."""
+    printer = make_printer(work)
+    warnings: list[str] = []
+    records = list(_records(options, warnings))
+    printer.warn(warnings)
+    emit(
+        work.format,
+        printer,
+        command="inspect",
+        columns=COLUMNS,
+        records=records,
+        inputs={},
+        params={"dtype": options.dtype},
+        show=lambda found: [record_table(COLUMNS, found, printer, digits=work.digits)],
+    )
+
+
+def _records(options: InspectOptions, warnings: list[str]) -> Iterator[Record]:
+    for given in options.files:
+        source, name = split_name(given)
+        file = open_file(source)
+        if name is not None:
+            file.read(name)  # refuses a name that is not there
+        for header in file.headers:
+            if name in (None, header.name):
+                yield _record(file, header, options.dtype, warnings)
+        where = place(source)
+        warnings += [
+            text if text.startswith(where) else f"{where}: {text}" for text in file.warnings
+        ]
+
+
+def _record(
+    file: TensorFile, header: TensorHeader, dtype: str | None, warnings: list[str]
+) -> Record:
+    """What there is to say of one tensor; of elements that are no numbers only the header."""
+    shape = header.shape
+    found = InspectedTensor(file.source, header.name, list(shape), header.dtype, math.prod(shape))
+    unread = _unread(file, header, dtype)
+    if unread is not None:
+        warnings.append(f"{unread}; its values are not looked at")
+        return dict.fromkeys(column.key for column in COLUMNS) | record_of(found)
+    stored = file.read(header.name)
+    return record_of(replace(found, bytes=int(stored.array.nbytes)), _statistics(stored, dtype))
+
+
+def _unread(file: TensorFile, header: TensorHeader, dtype: str | None) -> DataError | None:
+    """Why the values of a tensor cannot be looked at; None where they can."""
+    where = place(file.source)
+    if len(file.headers) > 1:
+        where += f"::{place(str(header.name))}"
+    try:
+        require_accepted(where, header.dtype)
+    except DataError as error:
+        return error
+    if header.dtype in UNDECLARED and dtype is None:
+        return DataError(where, f"expected --dtype to say what {header.dtype} is, got none")
+    return None
+
+
+def _statistics(stored: StoredTensor, dtype: str | None) -> NumberStatistics:
+    """Counts, extremes and moments, in parts that bound what is in memory."""
+    statistics = RunningStatistics()
+    flat = stored.array.ravel(order="K")  # no copy, since files hold whole arrays
+    for start in range(0, flat.size, PART):
+        statistics.add(as_float(replace(stored, array=flat[start : start + PART]), dtype))
+    return statistics.result
