@@ -5,7 +5,6 @@ from __future__ import annotations
 # Packages within which modules import each other in circles.
 CIRCLES: tuple[str, ...] = ("attncli.cli",)
 IMPORTS_PUT_OFF: set[str] = {
-    "attncli.attention.check.evidence",
     "attncli.cli.app",
     "attncli.cli.check",
     "attncli.cli.compute",
@@ -31,7 +30,6 @@ IMPORTS_PUT_OFF: set[str] = {
     "attncli.report.stage_tables",
 }
 OPTIONS_SPELT: set[str] = {
-    "attncli.attention.check.candidate",
     "attncli.attention.masks.compare",
     "attncli.attention.variance.distributions",
     "attncli.attention.variance.experiment",
