@@ -149,7 +149,9 @@ def _masks(
         found["--key-padding"] = "padding.npy"
     kind = draw(st.sampled_from(["none", "keep", "drop", "additive"]))
     if kind != "none":
-        every = [cells, cells[1:], cells[2:], cells[3:], (batch, 1, 1, k_len), (q_len, 1)]
+        every = [cells, cells[2:], cells[3:], (batch, 1, 1, k_len), (q_len, 1)]
+        if batch == 1 or batch != cells[1]:  # else rank 3 could begin with either
+            every.append(cells[1:])
         shape = draw(st.sampled_from(every))
         keep = rng.random(shape) < 0.7
         added = np.where(keep, rng.standard_normal(shape), -math.inf)
