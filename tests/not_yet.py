@@ -18,8 +18,6 @@ IMPORTS_PUT_OFF: set[str] = {
     "attncli.cli.mask_sizes",
     "attncli.cli.options",
     "attncli.cli.progress",
-    "attncli.cli.variance",
-    "attncli.cli.variance_fit",
     "attncli.report.check",
     "attncli.report.numbers",
     "attncli.report.printer",
@@ -27,7 +25,4 @@ IMPORTS_PUT_OFF: set[str] = {
 }
 OPTIONS_SPELT: set[str] = {
     "attncli.attention.masks.compare",
-    "attncli.attention.variance.distributions",
-    "attncli.attention.variance.experiment",
-    "attncli.attention.variance.scale_rule",
 }

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import Any, Unpack, overload
 
+from attncli.analysis.variance import experiment_specs, experiments
 from attncli.api.arguments import OptionKeywords, TensorLike, as_choice, as_options, as_problem
-from attncli.attention.options import Layout, Precision
+from attncli.attention.options import DistributionName, Layout, Precision
 from attncli.attention.problem import Problem
 from attncli.attention.variance.audit import audit, diagnosis
-from attncli.attention.variance.distributions import Distribution, DistributionName
-from attncli.attention.variance.experiment import ExperimentRecord, ExperimentSpec, experiment
-from attncli.attention.variance.scale_rule import ScaleRule, parse_scale_rule
+from attncli.attention.variance.experiment import ExperimentRecord, ScaleRule, parse_scale_rule
+from attncli.attention.variance.moments import ScoreMoments
 from attncli.errors import UsageError
-from attncli.files.limits import require_memory
-
-if TYPE_CHECKING:
-    from attncli.attention.variance.moments import ScoreMoments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,45 +123,20 @@ def variance(q: TensorLike = None, k: TensorLike = None, **keywords: Any) -> Any
 def _experiments(
     *,
     dk: int | Sequence[int] = 64,
-    samples: int = 100_000,
-    keys: int = 8,
     dist: DistributionName | str = DistributionName.NORMAL,
     scale_rule: ScaleRule | str | float | Sequence[ScaleRule | str | float] = ScaleRule.SQRT,
     temperatures: float | Sequence[float] = 1.0,
-    seed: int = 0,
-    **moments: float | None,
+    **others: Any,
 ) -> tuple[ExperimentRecord, ...]:
     """The records of every d_k, those of one d_k for every rule and temperature."""
-    specs = [
-        ExperimentSpec(
-            dk=width,
-            samples=samples,
-            keys=keys,
-            distribution=_distribution(dist, **moments),
-            rules=tuple(parse_scale_rule(str(rule)) for rule in _listed(scale_rule)),
-            temperatures=tuple(float(heat) for heat in _listed(temperatures)),
-            seed=seed,
-        )
-        for width in _listed(dk)
-    ]
-    for spec in specs:
-        require_memory("dk, keys", spec.bytes_needed)
-    return tuple(record for spec in specs for record in experiment(spec))
-
-
-def _distribution(
-    dist: DistributionName | str,
-    *,
-    mean: float | None = None,
-    std: float | None = None,
-    correlation: float | None = 0.0,
-    df: float | None = None,
-) -> Distribution:
-    name = as_choice(DistributionName, dist, "dist")
-    if df is not None and name is not DistributionName.STUDENT_T:
-        raise UsageError("df", f"expected dist='student-t' beside it, got {name}")
-    freedom = 10.0 if df is None else df
-    return Distribution(name=name, mean=mean, std=std, correlation=correlation or 0.0, df=freedom)
+    specs = experiment_specs(
+        _listed(dk),
+        [parse_scale_rule(str(rule)) for rule in _listed(scale_rule)],
+        [float(temperature) for temperature in _listed(temperatures)],
+        dist=as_choice(DistributionName, dist, "dist"),
+        **others,
+    )
+    return tuple(experiments(specs))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -186,12 +157,12 @@ def _audited(
     **options: Unpack[OptionKeywords],
 ) -> Audited:
     """The audit of every head."""
-    chosen = as_options(options)
+    attention_options = as_options(options)
     problem = as_problem(
         q,
         k,
         None,
-        chosen,
+        attention_options,
         layout=layout,
         heads=heads,
         kv_heads=kv_heads,

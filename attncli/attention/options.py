@@ -51,6 +51,16 @@ class Precision(StrEnum):
     FLOAT64 = "float64"
 
 
+class DistributionName(StrEnum):
+    """What an experiment draws an entry of Q or K from."""
+
+    NORMAL = "normal"
+    UNIFORM = "uniform"
+    RADEMACHER = "rademacher"
+    LAPLACE = "laplace"
+    STUDENT_T = "student-t"
+
+
 class Kind(StrEnum):
     """What values an option takes: how a command line, a bundle and Python callers spell them."""
 

@@ -4,66 +4,6 @@ from __future__ import annotations
 
 from attncli.columns import Column as Column
 
-EXPERIMENT = (
-    Column("dk", "d_k", is_key=True),
-    Column("samples", "samples"),
-    Column("dist", "dist"),
-    Column("keys", "keys"),
-    Column("scale", "scale"),
-    Column("mean", "mean"),
-    Column("mean_theory", "mean theory"),
-    Column("var", "var"),
-    Column("var_theory", "var theory"),
-    Column("var_ci95_low", "95 % from"),
-    Column("var_ci95_high", "to"),
-    Column("ratio", "ratio"),
-    Column("scaled_var", "scaled var"),
-    Column("entropy_bits_unscaled", "entropy unscaled", "bits"),
-    Column("entropy_bits_scaled", "entropy scaled", "bits"),
-    Column("entropy_bits_max", "log2(keys)", "bits"),
-    Column("max_weight_unscaled", "largest weight unscaled"),
-    Column("max_weight_scaled", "largest weight scaled"),
-    Column("softmax_grad_unscaled", "gradient unscaled"),
-    Column("softmax_grad_scaled", "gradient scaled"),
-    Column("rule", "scale rule"),
-    Column("temperature", "temperature"),
-    Column("entry_mean", "entry mean"),
-    Column("entry_std", "entry std"),
-    Column("correlation", "correlation"),
-    Column("df", "df"),
-    Column("seed", "seed"),
-    Column("interval_reason", "no interval because"),
-    Column("assumption", "assumption"),
-)
-
-AUDIT = (
-    Column("source", "file", is_key=True),
-    Column("group", "group", is_key=True),
-    Column("batch", "batch", is_key=True),
-    Column("head", "head", is_key=True),
-    Column("dk", "d_k", is_key=True),
-    Column("cells", "cells"),
-    Column("mean", "mean"),
-    Column("var", "var"),
-    Column("std", "std"),
-    Column("var_within_rows", "within rows"),
-    Column("var_all_pairs", "all pairs"),
-    Column("scale", "scale"),
-    Column("scaled_mean", "scaled mean"),
-    Column("scaled_var", "scaled var"),
-    Column("scaled_std", "scaled std"),
-    Column("q_mean_norm", "|q mean|"),
-    Column("k_mean_norm", "|k mean|"),
-    Column("q_var", "q var"),
-    Column("k_var", "k var"),
-    Column("var_unit_theory", "unit theory"),
-    Column("var_from_interaction", "interaction"),
-    Column("var_from_query_mean", "query mean"),
-    Column("var_from_key_mean", "key mean"),
-    Column("scale_for_unit_variance", "unit scale"),
-    Column("diagnosis", "diagnosis"),
-)
-
 MASK_CELLS = (
     Column("batch", "batch", is_key=True),
     Column("head", "head", is_key=True),
@@ -87,15 +27,6 @@ MASK_EFFECT = (
     Column("mass_moved", "mass moved"),
     Column("top_before", "top key before"),
     Column("top_after", "after"),
-)
-
-FIT_SCALE = (
-    Column("source", None, is_key=True),
-    Column("scale_used", None),
-    Column("name", "scale", is_key=True),
-    Column("scale", "value"),
-    Column("rms", "rms residual"),
-    Column("max", "largest residual"),
 )
 
 HEAD_ENTROPY = (

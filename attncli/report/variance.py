@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from rich.console import RenderableType
+
+from attncli.attention.variance.fit_scale import ScaleFit
 from attncli.report.choices import Unit
 from attncli.report.curve import Curve, plot
-from attncli.report.grid import GridColumn, grid
 from attncli.report.numbers import decimals
+from attncli.report.printer import Printer
 from attncli.report.prose import paragraph
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
-
-    from attncli.attention.variance.fit_scale import ScaleFit
-    from attncli.report.printer import Printer
+from attncli.report.table import TableColumn, table
 
 Record = dict[str, Any]
 
@@ -77,10 +74,10 @@ def fit_tables(
     """Scales, best first, with what each leaves unexplained."""
     best = fit.candidates[0]
     yield f"best: {best.name} = {best.scale:.6g}, judged by the {fit.source}"
-    columns = [GridColumn("scale", [record["name"] for record in records], True, True)]
+    columns = [TableColumn("scale", [record["name"] for record in records], True, True)]
     for heading, key in (("value", "scale"), ("rms residual", "rms"), ("largest residual", "max")):
-        columns.append(GridColumn(heading, [f"{record[key]:.6g}" for record in records]))
-    yield grid(columns, printer)
+        columns.append(TableColumn(heading, [f"{record[key]:.6g}" for record in records]))
+    yield table(columns, printer)
     yield paragraph(
         f"residuals are of recomputed − given, whose root mean square is {fit.target_rms:.4g}, "
         f"over {fit.rows} of {fit.rows_total} rows",
@@ -100,10 +97,10 @@ def _variance_table(records: Sequence[Record], printer: Printer, digits: int) ->
     columns = [_dk_column(lines)]
     for heading, key in (("mean", "mean"), ("theory", "mean_theory"), ("var", "var")):
         columns.append(_numbers(heading, [record[key] for record in lines], digits))
-    columns.append(GridColumn("95 % interval", [_interval(record, digits) for record in lines]))
+    columns.append(TableColumn("95 % interval", [_interval(record, digits) for record in lines]))
     columns.append(_numbers("theory", [record["var_theory"] for record in lines], digits))
     columns.append(_numbers("ratio", [record["ratio"] for record in lines], digits))
-    return grid(columns, printer)
+    return table(columns, printer)
 
 
 def _interval(record: Record, digits: int) -> str:
@@ -140,7 +137,7 @@ def _softmax_table(
                 lines.append((record, "scaled", _scale_name(record), record["scaled_var"]))
     columns = [
         _dk_column([record for record, *_ in lines]),
-        GridColumn("scale", [named for _, _, named, _ in lines], True, True),
+        TableColumn("scale", [named for _, _, named, _ in lines], True, True),
         _numbers("scaled var", [var for *_, var in lines], digits),
     ]
     entropies = [_entropy(record[f"entropy_bits_{which}"], unit) for record, which, *_ in lines]
@@ -148,7 +145,7 @@ def _softmax_table(
     for heading, key in (("largest weight", "max_weight"), ("gradient", "softmax_grad")):
         values = [record[f"{key}_{which}"] for record, which, *_ in lines]
         columns.append(_numbers(heading, values, digits))
-    return grid(columns, printer)
+    return table(columns, printer)
 
 
 def _scale_name(record: Record) -> str:
@@ -199,13 +196,13 @@ def _audit_table(records: Sequence[Record], printer: Printer, digits: int) -> Re
         "key mean": "var_from_key_mean",
         "scaled": "scaled_var",
     }
-    columns = [GridColumn("head", [_head_name(record) for record in records], True, True)]
+    columns = [TableColumn("head", [_head_name(record) for record in records], True, True)]
     for heading, key in shown.items():
         columns.append(_numbers(heading, [record[key] for record in records], digits))
     unit = [record["scale_for_unit_variance"] for record in records]
     small = ["–" if scale is None else f"{scale:.{max(1, digits)}g}" for scale in unit]
-    columns.append(GridColumn("unit scale", small))
-    return grid(columns, printer)
+    columns.append(TableColumn("unit scale", small))
+    return table(columns, printer)
 
 
 def _head_name(record: Record) -> str:
@@ -213,12 +210,12 @@ def _head_name(record: Record) -> str:
     return f"{batch}head {record['head']}"
 
 
-def _dk_column(records: Sequence[Record]) -> GridColumn:
-    return GridColumn("d_k", [str(record["dk"]) for record in records], is_key=True)
+def _dk_column(records: Sequence[Record]) -> TableColumn:
+    return TableColumn("d_k", [str(record["dk"]) for record in records], is_key=True)
 
 
-def _numbers(heading: str, values: Sequence[float | None], digits: int) -> GridColumn:
-    return GridColumn(heading, [decimals(value, digits) for value in values])
+def _numbers(heading: str, values: Sequence[float | None], digits: int) -> TableColumn:
+    return TableColumn(heading, [decimals(value, digits) for value in values])
 
 
 def _once_per_dk(records: Sequence[Record]) -> list[Record]:

@@ -10,7 +10,8 @@ import math
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from attncli.attention.variance.distributions import Distribution, DistributionName
+from attncli.attention.options import DistributionName
+from attncli.attention.variance.distributions import Distribution
 from attncli.attention.variance.experiment import ExperimentSpec, experiment
 
 CASES = {

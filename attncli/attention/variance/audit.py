@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from attncli.attention.problem import Problem
 from attncli.attention.variance.moments import ScoreMoments, key_moments, score_moments
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from attncli.attention.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

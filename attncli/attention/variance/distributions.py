@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from attncli.attention.options import DistributionName
 from attncli.errors import UsageError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _UNIFORM_MEAN = 0.5
 _UNIFORM_STD = math.sqrt(1 / 12)
@@ -23,16 +20,6 @@ _KURTOSIS = {"normal": 3.0, "uniform": 1.8, "rademacher": 1.0, "laplace": 6.0}
 _SMALLEST, _LARGEST = 1e-30, 1e30
 # Beyond so many deviations from 0, rounding of q·k comes near to what it varies by.
 _FARTHEST = 1e9
-
-
-class DistributionName(StrEnum):
-    """What an entry of Q or K is drawn from."""
-
-    NORMAL = "normal"
-    UNIFORM = "uniform"
-    RADEMACHER = "rademacher"
-    LAPLACE = "laplace"
-    STUDENT_T = "student-t"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +53,24 @@ class Distribution:
             UsageError: naming the option, what it takes and what it got.
         """
         if self.mean is not None and not math.isfinite(self.mean):
-            raise UsageError("--mean", f"expected a finite number, got {self.mean}")
+            raise UsageError("«mean»", f"expected a finite number, got {self.mean}")
         if self.std is not None and not (math.isfinite(self.std) and self.std >= 0):
-            raise UsageError("--std", f"expected a finite number of at least 0, got {self.std}")
-        for option, value in (("--mean", self.mean), ("--std", self.std)):
+            raise UsageError("«std»", f"expected a finite number of at least 0, got {self.std}")
+        for option, value in (("«mean»", self.mean), ("«std»", self.std)):
             if value and not _SMALLEST <= abs(value) <= _LARGEST:
                 sizes = f"0, or from {_SMALLEST:g} to {_LARGEST:g} in size"
                 raise UsageError(option, f"expected {sizes}, got {value:g}")
         if not -1 <= self.correlation <= 1:
-            raise UsageError("--correlation", f"expected from -1 to 1, got {self.correlation}")
+            raise UsageError("«correlation»", f"expected from -1 to 1, got {self.correlation}")
         if not (math.isfinite(self.df) and self.df > 0):
-            raise UsageError("--df", f"expected a finite number above 0, got {self.df}")
+            raise UsageError("«df»", f"expected a finite number above 0, got {self.df}")
         if self.entry_std and abs(self.centre) > _FARTHEST * self.entry_std:
             problem = f"expected at most {_FARTHEST:g} deviations of an entry, got {self.centre:g}"
-            raise UsageError("--mean", problem)
+            raise UsageError("«mean»", problem)
         if not self.has_variance and (self.std is not None or self.correlation):
-            option = "--correlation" if self.std is None else "--std"
+            option = "«correlation»" if self.std is None else "«std»"
             raise UsageError(
-                option, f"expected --df above 2, where student-t has a variance, got {self.df:g}"
+                option, f"expected «df» above 2, where student-t has a variance, got {self.df:g}"
             )
 
     @property

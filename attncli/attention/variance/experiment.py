@@ -6,22 +6,21 @@ import itertools
 import math
 import os
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from attncli.attention.options import DistributionName
 from attncli.attention.softmax_stats import softmax_stats
 from attncli.attention.variance.clustered import ClusterSums
-from attncli.attention.variance.distributions import Distribution, DistributionName
-from attncli.attention.variance.scale_rule import ScaleRule, scale_of
+from attncli.attention.variance.distributions import Distribution
+from attncli.columns import column
 from attncli.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
 # Numbers drawn from one seed before the next takes over. Part of what a seed means: another value
 # gives other draws. 2 MiB of float64 stay in the second-level cache between drawing and use.
@@ -29,6 +28,60 @@ CHUNK_NUMBERS = 1 << 18
 
 # What scores are multiplied by at most, so that their squares stay numbers.
 LARGEST_FACTOR = 1e30
+
+
+class ScaleRule(StrEnum):
+    """How the scale follows from d_k and the number of keys n.
+
+    sqrt: 1/√d_k, of Vaswani et al. (2017). linear: 1/d_k, of μP (Yang et al., 2022), made for
+    q and k that training has correlated. none: 1. log-n: ln(n)/√d_k, of Chiang and Cholak,
+    "Overcoming a Theoretical Limitation of Self-Attention" (2022), which keeps attention from
+    flattening as n grows; others divide it by the logarithm of the length trained on.
+    """
+
+    SQRT = "sqrt"
+    LINEAR = "linear"
+    NONE = "none"
+    LOG_N = "log-n"
+
+
+def parse_scale_rule(text: str) -> ScaleRule | float:
+    """The rule of that name, or the scale that the text spells.
+
+    Raises:
+        UsageError: neither a name nor a finite number.
+    """
+    if text in tuple(ScaleRule):
+        return ScaleRule(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        names = ", ".join(ScaleRule)
+        raise UsageError("«scale_rule»", f"expected {names} or a finite number, got {text}")
+    return value
+
+
+def scale_of(rule: ScaleRule | float, dk: int, keys: int) -> float:
+    """The number that the scores are multiplied by.
+
+    Args:
+        rule: a rule, or the number itself.
+        dk: width of a query.
+        keys: number of keys of each query, n of log-n.
+    """
+    match rule:
+        case ScaleRule.SQRT:
+            return 1 / math.sqrt(dk)
+        case ScaleRule.LINEAR:
+            return 1 / dk
+        case ScaleRule.NONE:
+            return 1.0
+        case ScaleRule.LOG_N:
+            return math.log(keys) / math.sqrt(dk)
+        case value:
+            return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +115,22 @@ class ExperimentSpec:
         Raises:
             UsageError: naming the option, what it takes and what it got.
         """
-        least = {"--dk": self.dk, "--samples": self.samples, "--keys": self.keys}
+        least = {"«dk»": self.dk, "«samples»": self.samples, "«keys»": self.keys}
         for option, value in least.items():
             if value < 1:
                 raise UsageError(option, f"expected at least 1, got {value}")
         if self.seed < 0:
-            raise UsageError("--seed", f"expected at least 0, got {self.seed}")
+            raise UsageError("«seed»", f"expected at least 0, got {self.seed}")
         for temperature in self.temperatures:
             if not (math.isfinite(temperature) and temperature > 0):
                 raise UsageError(
-                    "--temperatures", f"expected finite numbers above 0, got {temperature}"
+                    "«temperatures»", f"expected finite numbers above 0, got {temperature}"
                 )
         for rule, temperature in itertools.product(self.rules, self.temperatures):
             factor = scale_of(rule, self.dk, self.keys) / temperature
             if abs(factor) > LARGEST_FACTOR:
                 problem = f"expected at most {LARGEST_FACTOR:g} by the temperature, got {factor:g}"
-                raise UsageError("--scale", problem)
+                raise UsageError("«scale»", problem)
 
     @property
     def queries(self) -> int:
@@ -95,61 +148,45 @@ class ExperimentSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentRecord:
-    """One d_k under one scale and temperature.
+    """One d_k under one scale and temperature; None for what a distribution does not have.
 
-    Attributes:
-        dk, samples, dist, keys, seed: as asked for; dist is the distribution's name.
-        df: degrees of freedom of student-t; None for the others.
-        entry_mean, entry_std: of an entry of Q or K, by theory; None where they do not exist.
-        correlation: between q and k.
-        rule: name of the scale rule, or the number given in its place.
-        scale: multiplies the scores.
-        temperature: divides the scaled scores.
-        mean, var: measured, of q·k; var is the population variance.
-        mean_theory, var_theory: what they would be for endless samples; None where the
-            distribution has none.
-        var_ci95_low, var_ci95_high: 95 % interval for the variance, allowing for keys that share
-            a query; None where there is none.
-        interval_reason: why there is no interval; None where there is one.
-        ratio: var / var_theory; None where that is None or 0.
-        scaled_var: var · (scale / temperature)².
-        entropy_bits_unscaled, entropy_bits_scaled: mean entropy of the softmax over the keys of
-            one query, of the scores and of scores · scale / temperature, in bits.
-        entropy_bits_max: log2(keys), in bits.
-        max_weight_unscaled, max_weight_scaled: mean largest weight.
-        softmax_grad_unscaled, softmax_grad_scaled: mean Frobenius norm of the softmax Jacobian.
-        assumption: what var_theory assumes, with its growth by d_k.
+    Softmax is that over the keys of one query, without a scale and of scores · scale /
+    temperature; its numbers are means over queries.
     """
 
-    dk: int
-    samples: int
-    dist: str
-    keys: int
-    scale: float
-    mean: float
-    mean_theory: float | None
-    var: float
-    var_theory: float | None
-    var_ci95_low: float | None
-    var_ci95_high: float | None
-    ratio: float | None
-    scaled_var: float
-    entropy_bits_unscaled: float
-    entropy_bits_scaled: float
-    entropy_bits_max: float
-    max_weight_unscaled: float
-    max_weight_scaled: float
-    softmax_grad_unscaled: float
-    softmax_grad_scaled: float
-    rule: str
-    temperature: float
-    entry_mean: float | None
-    entry_std: float | None
-    correlation: float
-    df: float | None
-    seed: int
-    interval_reason: str | None
-    assumption: str
+    dk: int = column("d_k", is_key=True)
+    samples: int = column("samples", description="dot products drawn")
+    dist: str = column("dist", description="name of the distribution")
+    keys: int = column("keys", description="of each query")
+    scale: float = column("scale", description="multiplies the scores")
+    mean: float = column("mean", description="measured, of q·k")
+    mean_theory: float | None = column("mean theory", description="E(q·k)")
+    var: float = column("var", description="measured population variance of q·k")
+    var_theory: float | None = column("var theory", description="Var(q·k)")
+    var_ci95_low: float | None = column(
+        "95 % from", description="of the variance, allowing for keys that share a query"
+    )
+    var_ci95_high: float | None = column("to")
+    ratio: float | None = column("ratio", description="var / var_theory")
+    scaled_var: float = column("scaled var", description="var · (scale / temperature)²")
+    entropy_bits_unscaled: float = column("entropy unscaled", unit="bits")
+    entropy_bits_scaled: float = column("entropy scaled", unit="bits")
+    entropy_bits_max: float = column("log2(keys)", unit="bits")
+    max_weight_unscaled: float = column("largest weight unscaled")
+    max_weight_scaled: float = column("largest weight scaled")
+    softmax_grad_unscaled: float = column(
+        "gradient unscaled", description="Frobenius norm of the softmax Jacobian"
+    )
+    softmax_grad_scaled: float = column("gradient scaled")
+    rule: str = column("scale rule", description="its name, or the number given in its place")
+    temperature: float = column("temperature", description="divides the scaled scores")
+    entry_mean: float | None = column("entry mean", description="of Q and K, by theory")
+    entry_std: float | None = column("entry std", description="of Q and K, by theory")
+    correlation: float = column("correlation", description="between q and k")
+    df: float | None = column("df", description="degrees of freedom of student-t")
+    seed: int = column("seed", description="of the draws")
+    interval_reason: str | None = column("no interval because")
+    assumption: str = column("assumption", description="of var_theory, with its growth by d_k")
 
 
 def experiment(spec: ExperimentSpec) -> tuple[ExperimentRecord, ...]:

@@ -14,6 +14,7 @@ from attncli.attention.check.variant import right_variant
 from attncli.attention.check.walk import cells_of
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem
+from attncli.columns import column
 from attncli.errors import DataError
 
 # The fitted value only comes before a named one that leaves this many times its residual.
@@ -28,18 +29,16 @@ _ROUNDINGS = 8
 class ScaleCandidate:
     """One scale, and how far from the given tensor it leads.
 
-    Attributes:
-        name: "1", "1/√d_k", "1/√d_v", "1/√d_model" (d_model = H·d_k), "1/d_k", "as given" for
-            the problem's own where that is another, or "fitted"; "a = b" where two are one.
-        scale: multiplies the scores, before the problem's temperature divides them.
-        rms: root mean square of recomputed − given.
-        max: largest |recomputed − given|.
+    It is named "1", "1/√d_k", "1/√d_v", "1/√d_model" (d_model = H·d_k), "1/d_k", "as given" for
+    the problem's own where that is another, or "fitted"; "a = b" where two are one.
     """
 
-    name: str
-    scale: float
-    rms: float
-    max: float
+    name: str = column("scale", is_key=True)
+    scale: float = column(
+        "value", description="multiplies the scores, before the temperature divides them"
+    )
+    rms: float = column("rms residual", description="root mean square of recomputed − given")
+    max: float = column("largest residual", description="largest |recomputed − given|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,12 @@ class ScaleFit:
     rows_total: int
     target_rms: float
     reason: str | None
+
+    @property
+    def unexplained(self) -> float:
+        """The least residual, as a share of what was fitted."""
+        least = min(candidate.rms for candidate in self.candidates)
+        return least / self.target_rms if self.target_rms else least
 
 
 def fit_scale(problem: Problem, source: Target, given: torch.Tensor) -> ScaleFit:

@@ -20,6 +20,7 @@ from attncli.attention.variance.cell_sums import (
     streamed_sums,
 )
 from attncli.attention.variance.visible_intervals import Intervals, real_keys, visible_intervals
+from attncli.columns import column
 
 # Tiles that one thread goes through.
 _CHUNK_TILES = 8
@@ -32,54 +33,51 @@ class ScoreMoments:
     """Moments of the scores Q Kᵀ of one head; soft cap and biases do not enter.
 
     "Visible" cells are those the mask lets through, of real queries. "Real pairs" are all real
-    queries times all real keys, whatever the mask: only padding takes queries and keys out. Q̄ and
-    K̄ are the mean vectors over real queries and keys, Σ_q and Σ_k the population covariances.
+    queries times all real keys, whatever the mask: only padding takes queries and keys out. q̄ and
+    k̄ are the mean vectors over real queries and keys, Σ_q and Σ_k the population covariances.
     Every number is None where there are no such cells or pairs, or where it is not finite.
-
-    Attributes:
-        batch, head: indices of the query head.
-        dk: width of a query.
-        cells: number of visible cells.
-        mean, var, std: of the visible scores, population values.
-        var_within_rows: tr(Σ_q Σ_k) + q̄ᵀΣ_k q̄ over real pairs: the mean variance along a row,
-            all that softmax sees.
-        var_all_pairs: variance over real pairs = var_within_rows + var_from_key_mean.
-        scale: multiplies the scores.
-        scaled_mean, scaled_var, scaled_std: of scores · scale / temperature over visible cells.
-        q_mean_norm, k_mean_norm: ‖q̄‖ and ‖k̄‖.
-        q_var, k_var: tr(Σ)/d_k, the variance of an entry about its column's mean, averaged over
-            columns.
-        var_unit_theory: d_k, what independent entries of mean 0 and variance 1 would give, and
-            what 1/√d_k is made for.
-        var_from_interaction: tr(Σ_q Σ_k).
-        var_from_query_mean: q̄ᵀΣ_k q̄, a bias towards the same keys that all queries share.
-        var_from_key_mean: k̄ᵀΣ_q k̄, constant along each row, so softmax never sees it.
-        scale_for_unit_variance: temperature / std, the scale that makes scaled_var 1; None where
-            std is 0.
     """
 
-    batch: int
-    head: int
-    dk: int
-    cells: int
-    mean: float | None
-    var: float | None
-    std: float | None
-    var_within_rows: float | None
-    var_all_pairs: float | None
-    scale: float
-    scaled_mean: float | None
-    scaled_var: float | None
-    scaled_std: float | None
-    q_mean_norm: float | None
-    k_mean_norm: float | None
-    q_var: float | None
-    k_var: float | None
-    var_unit_theory: float
-    var_from_interaction: float | None
-    var_from_query_mean: float | None
-    var_from_key_mean: float | None
-    scale_for_unit_variance: float | None
+    batch: int = column("batch", is_key=True)
+    head: int = column("head", is_key=True, description="of the queries")
+    dk: int = column("d_k", is_key=True)
+    cells: int = column("cells", description="visible ones")
+    mean: float | None = column("mean", description="of the visible scores")
+    var: float | None = column("var", description="population variance of the visible scores")
+    std: float | None = column("std")
+    var_within_rows: float | None = column(
+        "within rows",
+        description="mean variance along a row over real pairs, all that softmax sees: "
+        "tr(Σ_q Σ_k) + q̄ᵀΣ_k q̄",
+    )
+    var_all_pairs: float | None = column(
+        "all pairs", description="variance over real pairs: var_within_rows + var_from_key_mean"
+    )
+    scale: float = column("scale", description="multiplies the scores")
+    scaled_mean: float | None = column("scaled mean", description="mean · scale / temperature")
+    scaled_var: float | None = column("scaled var", description="var · (scale / temperature)²")
+    scaled_std: float | None = column("scaled std")
+    q_mean_norm: float | None = column("|q mean|", description="‖q̄‖")
+    k_mean_norm: float | None = column("|k mean|", description="‖k̄‖")
+    q_var: float | None = column(
+        "q var", description="tr(Σ_q)/d_k: of an entry about its column's mean, averaged"
+    )
+    k_var: float | None = column("k var", description="tr(Σ_k)/d_k")
+    var_unit_theory: float = column(
+        "unit theory",
+        description="d_k: what independent entries of mean 0 and variance 1 would give, and what "
+        "1/√d_k is made for",
+    )
+    var_from_interaction: float | None = column("interaction", description="tr(Σ_q Σ_k)")
+    var_from_query_mean: float | None = column(
+        "query mean", description="q̄ᵀΣ_k q̄, a bias towards the same keys that all queries share"
+    )
+    var_from_key_mean: float | None = column(
+        "key mean", description="k̄ᵀΣ_q k̄, constant along each row, so softmax never sees it"
+    )
+    scale_for_unit_variance: float | None = column(
+        "unit scale", description="temperature / std, which would make scaled_var 1"
+    )
 
 
 @dataclass(frozen=True, slots=True)

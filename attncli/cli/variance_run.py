@@ -1,0 +1,201 @@
+"""What `attncli variance` does: an experiment, an audit, or the fit of a scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from attncli.analysis.inputs import Group, describe, described, load_groups, read_tensor
+from attncli.analysis.options import AttentionWords, FileOptions
+from attncli.analysis.problems import merged, params_record, problem_of, warnings_of
+from attncli.analysis.values import floats, ladder, several
+from attncli.analysis.variance import (
+    AUDIT,
+    EXPERIMENT,
+    FIT_SCALE,
+    experiment_specs,
+    experiments,
+    fit_to,
+)
+from attncli.attention.options import DistributionName, Precision
+from attncli.attention.problem import Problem
+from attncli.attention.variance.audit import audit, diagnosis
+from attncli.attention.variance.experiment import ExperimentSpec, ScaleRule, parse_scale_rule
+from attncli.cli.emit import Record, emit
+from attncli.cli.options import WorkOptions, defaults_of, make_printer
+from attncli.cli.variance import AuditOptions, ExperimentOptions
+from attncli.columns import record_of
+from attncli.errors import UsageError
+from attncli.report.printer import Printer
+from attncli.report.variance import audit_tables, experiment_tables, fit_tables
+
+
+def run_variance(
+    inputs: FileOptions,
+    words: AttentionWords,
+    experiment: ExperimentOptions,
+    audit: AuditOptions,
+    output: WorkOptions,
+) -> None:
+    """Do what the options ask for, and refuse those that would do nothing there."""
+    printer = make_printer(output)
+    if any(getattr(inputs, name) for name in ("files", "q", "k", "v", "x")):
+        _refuse_given(experiment, "expected no files beside it, which are not drawn")
+        if audit.fit_scale is not None:
+            _run_fit(inputs, words, audit.fit_scale, output, printer)
+        else:
+            _run_audit(inputs, words, output, printer)
+        return
+    _refuse_given(inputs, "expected files beside it, since experiments draw no Q, K and V")
+    _refuse_given(audit, "expected files of Q and K beside it")
+    why = "expected files beside it, since experiments have no mask"
+    _refuse_given(words, why, besides=("scale", "temperature"))
+    if output.precision is Precision.FLOAT32:
+        raise UsageError("«precision»", "expected auto or float64 for an experiment, got float32")
+    if output.device not in ("auto", "cpu"):
+        problem = f"expected auto or cpu for an experiment, got {output.device}"
+        raise UsageError("«device»", problem)
+    _run_experiment(experiment, words, output, printer)
+
+
+def _refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None:
+    """Refuse options that would do nothing here."""
+    for name, default in defaults_of(options).items():
+        value = getattr(options, name)
+        if value != default and value is not None and name not in besides:
+            prefix = "--no-" if value is False else "--"
+            option = prefix + name.replace("_", "-")
+            raise UsageError(option, f"{why}, got {option} alone")
+
+
+def _run_experiment(
+    options: ExperimentOptions, words: AttentionWords, output: WorkOptions, printer: Printer
+) -> None:
+    names = ("samples", "keys", "dist", "mean", "std", "correlation", "df", "seed")
+    specs = experiment_specs(
+        ladder("«dk»", options.dk) or (64,),
+        _rules(options, words),
+        _temperatures(options, words),
+        **{name: getattr(options, name) for name in names},
+    )
+    emit(
+        output.format,
+        printer,
+        command="variance",
+        columns=EXPERIMENT,
+        records=map(record_of, experiments(specs)),
+        inputs={},
+        params=_drawn(specs),
+        show=lambda found: experiment_tables(found, printer, output.digits, output.unit),
+    )
+
+
+def _drawn(specs: list[ExperimentSpec]) -> dict[str, Any]:
+    """`params` of an experiment: all that decided its numbers."""
+    first = specs[0]
+    entries = first.distribution
+    drawn_t = entries.name is DistributionName.STUDENT_T
+    return {
+        "dk": [spec.dk for spec in specs],
+        "samples": first.samples,
+        "keys": first.keys,
+        "dist": str(entries.name),
+        "mean": entries.entry_mean,
+        "std": entries.entry_std,
+        "correlation": entries.correlation,
+        "df": entries.df if drawn_t else None,
+        "scale_rule": [rule if isinstance(rule, float) else str(rule) for rule in first.rules],
+        "temperatures": list(first.temperatures),
+        "compute_dtype": "float64",
+        "device": "cpu",
+        "seed": first.seed,
+    }
+
+
+def _rules(options: ExperimentOptions, words: AttentionWords) -> tuple[ScaleRule | float, ...]:
+    if words.scale is None:
+        if options.scale_rule is not None and not several(options.scale_rule):
+            raise UsageError("«scale_rule»", "expected at least one value, got none")
+        return tuple(map(parse_scale_rule, several(options.scale_rule) or [ScaleRule.SQRT]))
+    if options.scale_rule:
+        raise UsageError("«scale»", "expected one of «scale» and «scale_rule», got both")
+    if not math.isfinite(words.scale):
+        raise UsageError("«scale»", f"expected a finite number, got {words.scale}")
+    return (words.scale,)
+
+
+def _temperatures(options: ExperimentOptions, words: AttentionWords) -> tuple[float, ...]:
+    if words.temperature is None:
+        return floats("«temperatures»", options.temperatures) or (1.0,)
+    if options.temperatures:
+        problem = "expected one of «temperature» and «temperatures», got both"
+        raise UsageError("«temperature»", problem)
+    if not (math.isfinite(words.temperature) and words.temperature > 0):
+        problem = f"expected a finite number above 0, got {words.temperature}"
+        raise UsageError("«temperature»", problem)
+    return (words.temperature,)
+
+
+def _run_audit(
+    inputs: FileOptions, words: AttentionWords, output: WorkOptions, printer: Printer
+) -> None:
+    groups = load_groups(inputs)
+    printer.warn(
+        f"«{name}» comes after the scaled scores: their variance does not depend on it"
+        for name in ("softcap", "alibi", "sinks")
+        if getattr(words, name)
+    )
+    prepared = [
+        (group, *problem_of(group, inputs, words, output.precision, output.device))
+        for group in groups
+    ]
+    for found in prepared:
+        printer.warn(warnings_of(*found))
+    emit(
+        output.format,
+        printer,
+        command="variance",
+        columns=AUDIT,
+        records=(record for group, _, problem in prepared for record in _audited(group, problem)),
+        inputs=described(groups),
+        params=merged(groups, [params_record(*found) for found in prepared]),
+        show=lambda found: audit_tables(found, printer, output.digits),
+    )
+
+
+def _audited(group: Group, problem: Problem) -> Iterator[Record]:
+    place = {"source": group.source_name, "group": group.name}
+    for moments in audit(problem):
+        yield place | record_of(moments) | {"diagnosis": diagnosis(moments)}
+
+
+def _run_fit(
+    inputs: FileOptions, words: AttentionWords, file: str, output: WorkOptions, printer: Printer
+) -> None:
+    """Rank the classic scales and a fitted one by what they leave unexplained.
+
+    Raises:
+        UsageError: several groups to fit one tensor to.
+        DataError: a tensor that is neither weights nor output of these Q, K and V.
+    """
+    groups = load_groups(inputs)
+    if len(groups) > 1:
+        several_groups = f"expected one group, got {len(groups)}"
+        raise UsageError("«fit_scale»", several_groups, "choose with «group»")
+    arguments, problem = problem_of(groups[0], inputs, words, output.precision, output.device)
+    tensor, said = read_tensor(file, "«fit_scale»", inputs.dtype)
+    printer.warn((*warnings_of(groups[0], arguments, problem), *said))
+    fit = fit_to(problem, tensor, file)
+    used = {"source": str(fit.source), "scale_used": problem.scale}
+    sample = {"rows": fit.rows, "rows_total": fit.rows_total, "target_rms": fit.target_rms}
+    emit(
+        output.format,
+        printer,
+        command="variance-fit",
+        columns=FIT_SCALE,
+        records=(used | record_of(candidate) for candidate in fit.candidates),
+        inputs=described(groups) | {str(fit.source): describe(file, tensor)},
+        params=params_record(groups[0], arguments, problem) | sample,
+        show=lambda found: fit_tables(fit, found, printer),
+    )
