@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from attncli.attention.masks.mask import Mask, head_masks
-from attncli.attention.problem import Problem
+
+if TYPE_CHECKING:
+    from attncli.attention.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from attncli.attention.running import RunningStatistics
-from attncli.attention.stages import Block, Stage
+
+if TYPE_CHECKING:
+    from attncli.attention.stages import Block, Stage
 
 
 @dataclass(slots=True)
