@@ -5,13 +5,10 @@ from __future__ import annotations
 # Packages within which modules import each other in circles.
 CIRCLES: tuple[str, ...] = ("attncli.cli",)
 IMPORTS_PUT_OFF: set[str] = {
-    "attncli.attention.check.evidence",
     "attncli.cli.app",
     "attncli.cli.check",
     "attncli.cli.compute",
     "attncli.cli.compute_table",
-    "attncli.cli.entropy_records",
-    "attncli.cli.entropy_run",
     "attncli.cli.explain",
     "attncli.cli.mask",
     "attncli.cli.mask_compare",
@@ -22,13 +19,10 @@ IMPORTS_PUT_OFF: set[str] = {
     "attncli.cli.options",
     "attncli.cli.progress",
     "attncli.report.check",
-    "attncli.report.entropy",
-    "attncli.report.entropy_pictures",
     "attncli.report.numbers",
     "attncli.report.printer",
     "attncli.report.stage_tables",
 }
 OPTIONS_SPELT: set[str] = {
-    "attncli.attention.check.candidate",
     "attncli.attention.masks.compare",
 }

@@ -21,14 +21,15 @@ PACKAGE = Path(attncli.__file__).parent
 
 # What each package may import of the others, for its types as well; `attncli` is the version.
 ARROWS = {
-    "attention": {"columns", "errors"},
+    "attention": {"columns", "errors", "spelling"},
     "files": {"errors"},
     "analysis": {"attention", "columns", "errors", "files"},
-    "report": {"attention", "attncli", "columns", "errors", "files"},
+    "report": {"attention", "attncli", "columns", "errors", "files", "spelling"},
     "api": {"analysis", "attention", "columns", "errors", "files"},
-    "cli": {"analysis", "attention", "attncli", "columns", "errors", "files", "report"},
+    "cli": {"analysis", "attention", "attncli", "columns", "errors", "files", "report", "spelling"},
     "columns": set(),
     "errors": set(),
+    "spelling": set(),
     "attncli": {"api", "attention", "errors"},
     "__main__": {"cli"},
 }
@@ -53,7 +54,7 @@ PUT_OFF = {
     "attncli.files.reader": "torch, for which a .pt file alone has use",
 }
 # Options are spelt there alone: everything else names fields, and each caller hears its own way.
-SPELLS_OPTIONS = {"cli", "report"}
+SPELLS_OPTIONS = {"cli", "report", "spelling"}
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def params_record(group: Group, arguments: AttentionArguments, problem: Problem)
 
 def warnings_of(group: Group, arguments: AttentionArguments, problem: Problem) -> list[str]:
     """Everything worth a warning, with the group's name before it."""
-    said = (*group.warnings, *arguments.warnings, *problem.warnings)
+    said = (*group.warnings, *arguments.warnings, *problem.marked_warnings)
     return [f"{group.name}: {text}" if group.name else text for text in said]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 
+from attncli.analysis.entropy import measure, thresholds_of
 from attncli.api.arguments import (
     OptionKeywords,
     TensorLike,
@@ -17,13 +19,10 @@ from attncli.api.arguments import (
 from attncli.attention.options import Layout, Precision
 from attncli.attention.problem import Problem
 from attncli.attention.stages import select
-from attncli.attention.streaming.heads import HeadStatistics, head_statistics
-from attncli.attention.streaming.labels import Thresholds
-from attncli.attention.streaming.stream import HeadRows, Wanted, stream_rows
+from attncli.attention.streaming.heads import HeadStatistics
+from attncli.attention.streaming.stream import HeadRows, Wanted
+from attncli.columns import columns_of
 from attncli.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +30,7 @@ class Entropies:
     """What the chosen heads of one attention problem do.
 
     Attributes:
-        heads: one record per batch and head, batches first.
+        heads: one record per batch and head, batches first, in the order asked for.
         rows: the rows of each of them as tensors on the device of the arithmetic, with `received`,
             the mass of each key, if that was asked for; None unless either was.
         batches, head_indices: what was selected, as indices into the tensors.
@@ -48,13 +47,12 @@ class Entropies:
         """One number of all heads, float64 (batches, heads) on the CPU; NaN for none.
 
         Args:
-            name: a field of `HeadStatistics` that holds numbers, such as "entropy_bits_mean".
+            name: a column of `HeadStatistics` that holds numbers, such as "entropy_bits_mean".
 
         Raises:
             UsageError: it does not.
         """
-        words = ("label", "scores")
-        offered = [f.name for f in fields(HeadStatistics) if f.name not in words]
+        offered = [each.key for each in columns_of(HeadStatistics) if each.key != "label"]
         if name not in offered:
             raise UsageError("name", f"expected one of {', '.join(offered)}, got {name!r}")
         values = [getattr(head, name) for head in self.heads]
@@ -123,7 +121,7 @@ def entropy(
         UsageError: options that make no sense, or do not fit the shapes.
         ResourceError: a device that is not there.
     """
-    thresholds = _thresholds(label_limits or {})
+    thresholds = thresholds_of(label_limits or {}, "label_limits")
     problem = as_problem(
         q,
         k,
@@ -139,8 +137,8 @@ def entropy(
     selection = select(problem, as_indices(batch_index), as_indices(head_index))
     wanted = Wanted(top_key=per_row, per_key=per_key, sink_keys=sink_keys)
     found, kept = [], []
-    for rows in stream_rows(problem, wanted, batches=selection.batches, heads=selection.heads):
-        found.append(head_statistics(rows, thresholds))
+    for rows, statistics in measure(problem, selection, wanted, thresholds):
+        found.append(statistics)
         if per_row or per_key:
             kept.append(rows)
     return Entropies(
@@ -150,15 +148,3 @@ def entropy(
         head_indices=selection.heads,
         problem=problem,
     )
-
-
-def _thresholds(limits: Mapping[str, float]) -> Thresholds:
-    names = [field.name for field in fields(Thresholds)]
-    adjusted = {name.replace("-", "_"): float(value) for name, value in limits.items()}
-    for name, value in adjusted.items():
-        if name not in names:
-            there = ", ".join(name.replace("_", "-") for name in names)
-            raise UsageError("label_limits", f"expected some of {there}, got {name!r}")
-        if not 0 < value <= 1:
-            raise UsageError("label_limits", f"expected a score above 0, up to 1, got {value}")
-    return Thresholds(**adjusted)

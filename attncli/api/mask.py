@@ -14,7 +14,7 @@ from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask
 from attncli.attention.options import OPTION_NAMES, AttentionOptions, Corner, MaskTrue
 from attncli.attention.sizes import Sizes
-from attncli.errors import UsageError
+from attncli.errors import UsageError, in_python
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +49,7 @@ class AuditedMask:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was assumed, and what looks like a mistake."""
-        return self.mask.warnings
+        return tuple(map(in_python, self.mask.warnings))
 
     def visible(self, batch: int = 0, head: int = 0) -> NDArray[np.bool_]:
         """Bool (S_q, S_k): True where the query may see the key.

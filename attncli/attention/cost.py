@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from attncli.attention.masks.mask import Mask, head_masks
-
-if TYPE_CHECKING:
-    from attncli.attention.problem import Problem
+from attncli.attention.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask
 from attncli.attention.options import AttentionOptions, Layout, Precision
 from attncli.attention.sizes import Sizes, to_bhsd
-from attncli.errors import DataError, ResourceError, UsageError
+from attncli.errors import DataError, ResourceError, UsageError, in_python
 
 # Up to so many scores, float64 costs less than anyone notices.
 FLOAT64_CELLS = 1 << 26
@@ -37,7 +37,7 @@ class Problem:
         sinks: float64 (H,), one logit per query head; None for none.
         dtype: what arithmetic is done in, float32 or float64.
         device: where it is done.
-        warnings: what the reader of the results should know.
+        marked_warnings: what the reader of the results should know, options named as «causal».
     """
 
     q: torch.Tensor
@@ -50,11 +50,16 @@ class Problem:
     sinks: torch.Tensor | None
     dtype: torch.dtype
     device: torch.device
-    warnings: tuple[str, ...] = ()
+    marked_warnings: tuple[str, ...] = ()
 
     def mask_on_device(self) -> Mask:
         """The mask with torch tensors on the device of the arithmetic."""
         return self.mask.moved(partial(torch.as_tensor, device=self.device))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the reader of the results should know, options named as keywords."""
+        return tuple(map(in_python, self.marked_warnings))
 
     @property
     def sizes(self) -> Sizes:
@@ -149,7 +154,7 @@ def make_problem(
         sinks=_sinks(options, query_heads),
         dtype=compute_dtype(precision, came_as or [t.dtype for t in ready.values()], sizes),
         device=choose_device(device),
-        warnings=(*warnings, *mask.warnings),
+        marked_warnings=(*warnings, *mask.warnings),
     )
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from attncli.attention.running import RunningStatistics
-
-if TYPE_CHECKING:
-    from attncli.attention.stages import Block, Stage
+from attncli.attention.stages import Block, Stage
 
 
 @dataclass(slots=True)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from attncli.attention.problem import Problem
 from attncli.attention.running import RunningStatistics
 from attncli.attention.softmax_stats import SoftmaxStats, softmax_stats
 from attncli.attention.stages import Block, Selection, Stage, select, stage_blocks, stages_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from attncli.attention.problem import Problem
+from attncli.attention.steps import logits_of_scores
 
 # Far enough below a row's maximum that exp gives 0, and finite, so that 0 · it is 0.
 _NOTHING = -1e6
@@ -163,22 +159,22 @@ class _Gathered:
         self.entropies += [next(found) if row else None for row in seen]
 
     def _without_scale(self, blocks: dict[Stage, Block]) -> NDArray[np.floating]:
-        """What softmax would be given under a scale of 1, (rows, S_k); hidden cells hold anything.
+        """What softmax would be given under a scale of 1, (rows, S_k).
 
         Temperature, soft cap and biases stay, so that the scale alone makes the difference.
         """
-        problem = self.problem
-        raw: NDArray[np.floating] = blocks[Stage.SCORES].values.numpy() / problem.temperature
-        before = blocks[Stage.SCALED]
-        if problem.softcap is not None:
-            raw = problem.softcap * np.tanh(raw / problem.softcap)
-            before = blocks[Stage.CAPPED]
-        if not problem.mask.has_bias:
-            return raw
-        with np.errstate(invalid="ignore", over="ignore"):  # input that is not finite
-            bias = blocks[Stage.MASKED].values.numpy() - before.values.numpy()
-            raw += bias
-        return raw
+        problem, masked = self.problem, blocks[Stage.MASKED]
+        before = blocks.get(Stage.CAPPED, blocks[Stage.SCALED])
+        assert masked.visible is not None
+        found = logits_of_scores(
+            blocks[Stage.SCORES].values,
+            scale=1.0,
+            temperature=problem.temperature,
+            softcap=problem.softcap,
+            visible=masked.visible,
+            bias=masked.values - before.values if problem.mask.has_bias else None,
+        )
+        return found.masked.numpy()
 
     def _naive(self, masked: NDArray[np.floating], visible: NDArray[np.bool_]) -> None:
         """What exp(x) / Σ exp(x), the maximum not subtracted, would do in float32."""

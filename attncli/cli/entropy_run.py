@@ -1,158 +1,149 @@
-"""The run behind `attncli entropy`: problems in, heads streamed, records out."""
+"""The run behind `attncli entropy`: problems in, heads measured, records out."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attncli.analysis.inputs import described
-from attncli.analysis.problems import merged
+from rich.console import RenderableType
+
+from attncli.analysis import entropy as analysis
+from attncli.analysis.entropy import ChosenHeads, GroupPlace, Record
+from attncli.analysis.inputs import Group, described, load_groups
+from attncli.analysis.options import AttentionWords, InputOptions
+from attncli.analysis.problems import merged, params_record, problem_of, warnings_of
 from attncli.analysis.values import floats, integers, several
+from attncli.attention.problem import Problem
+from attncli.attention.stages import select
+from attncli.attention.streaming.heads import HeadStatistics, draw_rows
+from attncli.attention.streaming.labels import Thresholds
+from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
 from attncli.cli.emit import emit
-from attncli.cli.entropy_records import (
-    EntropyRun,
-    HeadsOfGroup,
-    group_records,
-    head_records,
-    key_records,
-    read_limits,
-    row_records,
-    sampled_records,
-)
-from attncli.errors import UsageError
+from attncli.cli.entropy import EntropyOptions
+from attncli.cli.options import WorkOptions, make_printer
+from attncli.cli.progress import progress
+from attncli.columns import Column
+from attncli.errors import CheckFailedError, UsageError
+from attncli.report import entropy as report
 from attncli.report.choices import Format
+from attncli.report.printer import Printer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+Draw = Callable[[list[Record]], Iterator[RenderableType]]
+Measured = Iterator[tuple[ChosenHeads, HeadRows, HeadStatistics]]
 
-    from rich.console import RenderableType
-
-    from attncli.analysis.inputs import Group
-    from attncli.analysis.options import AttentionWords, InputOptions
-    from attncli.attention.problem import Problem
-    from attncli.attention.streaming.labels import Thresholds
-    from attncli.cli.emit import Record
-    from attncli.cli.entropy import EntropyOptions
-    from attncli.cli.options import WorkOptions
-    from attncli.columns import Column
-    from attncli.report.printer import Printer
-
-    Draw = Callable[[list[Record]], Iterator[RenderableType]]
+FAILURES = ("collapsed", "nan", "max-logit=X")
+NUMBERS = {column.key: column for column in analysis.NUMBERS_OF_HEADS}
 
 
 def run_entropy(
-    inputs: InputOptions,
-    given: AttentionWords,
-    chosen: EntropyOptions,
-    work: WorkOptions,
-    printer: Printer,
-) -> list[Record]:
-    """Print what is asked for; return the record of every head."""
-    from attncli.analysis.inputs import load_groups
-    from attncli.analysis.problems import params_record, problem_of, warnings_of
-
-    thresholds = read_thresholds(chosen.label_limit)
-    _check_grid(chosen)
+    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, output: WorkOptions
+) -> None:
+    """Print what is asked for, then fail where a head is as `--fail-on` says."""
+    _check_options(options, words)
+    failures = _failures(options.fail_on)
+    thresholds = _thresholds(options.label_limit)
+    if "nan" in failures:
+        inputs = replace(inputs, allow_nonfinite=True)
+    printer = make_printer(output)
     groups = load_groups(inputs)
     prepared = [
-        (group, *problem_of(group, inputs, given, work.precision, work.device)) for group in groups
+        (group, *problem_of(group, inputs, words, output.precision, output.device))
+        for group in groups
     ]
-    for group, shape, problem in prepared:
-        printer.warn(warnings_of(group, shape, problem))
-    params = merged(groups, [params_record(*one) for one in prepared])
-    works = [w for group, _, problem in prepared for w in _variants_of(group, problem, chosen)]
-    run = _plan(chosen, works, thresholds, printer, work)
-    columns, records, draw = _view(run, work)
+    for group, arguments, problem in prepared:
+        printer.warn(warnings_of(group, arguments, problem))
+    chosen = [heads for group, _, problem in prepared for heads in _chosen(group, problem, options)]
+    if options.histogram:
+        _require_one_head(chosen)
+    # Where records run down the same terminal, a bar would be drawn across them.
+    silent = output.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
+    measured = _measured(chosen, options, thresholds, printer, silent)
+    style = report.Style(printer, output.digits, output.unit, analysis.limits_of(thresholds))
+    tokens = _tokens([(group, problem) for group, _, problem in prepared])
+    heads: list[Record] = []
+    columns, records, draw = _view(options, measured, heads, style, tokens)
     emit(
-        work.format,
+        output.format,
         printer,
         command="entropy",
         columns=columns,
         records=records,
         inputs=described(groups),
-        params=params | _own_params(chosen, thresholds),
+        params=merged(groups, [params_record(*each) for each in prepared])
+        | _params(options, thresholds),
         show=draw,
     )
-    return run.heads
+    _judge(heads, failures)
 
 
-def _plan(
-    chosen: EntropyOptions,
-    works: list[HeadsOfGroup],
-    thresholds: Thresholds,
-    printer: Printer,
-    work: WorkOptions,
-) -> EntropyRun:
-    from attncli.attention.streaming.stream import Wanted
-
-    wanted = Wanted(top_key=chosen.per_row, per_key=chosen.per_key, sink_keys=chosen.sink_keys)
-    if chosen.histogram:
-        _require_one_head(works)
-    # Where records run down the same terminal, a bar would be drawn across them.
-    streams = work.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
-    return EntropyRun(chosen, works, wanted, thresholds, printer, not streams)
-
-
-def _own_params(chosen: EntropyOptions, thresholds: Thresholds) -> dict[str, Any]:
-    """What `params` says of the options that only this command has."""
-    record: dict[str, Any] = {
-        "path": "tiles",
-        "sink_keys": chosen.sink_keys,
-        "labels": read_limits(thresholds),
+def _check_options(options: EntropyOptions, words: AttentionWords) -> None:
+    """Refuse combinations in which an option would do nothing."""
+    views = {
+        "--per-row": options.per_row,
+        "--per-key": options.per_key,
+        "--summary": options.summary,
+        "--grid": options.grid is not None,
+        "--histogram": options.histogram,
     }
-    if chosen.sample_rows is not None:
-        record |= {"sample_rows": chosen.sample_rows, "sample_seed": chosen.sample_seed}
-    temperatures = floats("--temperatures", chosen.temperatures)
-    if temperatures is not None:
-        record["temperatures"] = list(temperatures)
-    if chosen.compare_scale:
-        record["compare_scale"] = True
-    return record
+    asked = [option for option, given in views.items() if given]
+    if len(asked) > 1:
+        raise UsageError(asked[1], f"expected one view, got {' and '.join(asked)}")
+    if options.top is not None and not options.per_key:
+        raise UsageError("--top", "expected --per-key beside it, got --top alone")
+    if options.temperatures and words.temperature is not None:
+        raise UsageError(
+            "--temperature", "expected one of --temperature and --temperatures, got both"
+        )
+    if asked and (options.compare_scale or options.temperatures):
+        raise UsageError(asked[0], "expected one scale and temperature beside it, got several")
+    if options.sample_rows is not None and (asked or options.fail_on):
+        other = asked[0] if asked else "--fail-on"
+        raise UsageError(other, "expected all rows, got --sample-rows")
+    for temperature in floats("--temperatures", options.temperatures) or ():
+        if temperature <= 0:
+            raise UsageError("--temperatures", f"expected numbers above 0, got {temperature}")
+    if options.grid is not None and options.grid not in NUMBERS:
+        raise UsageError("--grid", f"expected one of {', '.join(NUMBERS)}, got {options.grid!r}")
 
 
-def _variants_of(group: Group, problem: Problem, chosen: EntropyOptions) -> list[HeadsOfGroup]:
-    """The chosen heads under every scale and temperature asked for, the problem's own first."""
-    from attncli.attention.stages import select
-
-    batches = integers("--batch-index", chosen.batch_index)
-    heads = integers("--head-index", chosen.head_index)
-    temperatures = floats("--temperatures", chosen.temperatures) or (problem.temperature,)
-    scales = [problem.scale] + ([1.0] if chosen.compare_scale else [])
-    pairs = dict.fromkeys((scale, heat) for heat in temperatures for scale in scales)
-    found = []
-    for scale, heat in pairs:
-        variant = replace(problem, scale=scale, temperature=heat)
-        found.append(HeadsOfGroup(group, variant, select(variant, batches, heads)))
+def _failures(given: list[str] | None) -> dict[str, float]:
+    """What to fail on: "collapsed" and "nan" with 0, "max-logit" with its limit."""
+    found: dict[str, float] = {}
+    for text in several(given):
+        name, _, limit = text.partition("=")
+        if name == "max-logit" and limit:
+            found[name] = (floats("--fail-on", [limit]) or (0.0,))[0]
+        elif text in ("collapsed", "nan"):
+            found[text] = 0.0
+        else:
+            raise UsageError("--fail-on", f"expected {', '.join(FAILURES)}, got {text!r}")
     return found
 
 
-def read_thresholds(given: list[str] | None) -> Thresholds:
-    """Thresholds of the labels, with those that `--label-limit` adjusts.
-
-    Raises:
-        UsageError: a name that is no label, or a value outside 0 to 1.
-    """
-    from attncli.attention.streaming.labels import Thresholds
-
-    names = [entry.name for entry in fields(Thresholds)]
-    adjusted = {}
+def _thresholds(given: list[str] | None) -> Thresholds:
+    limits: dict[str, float] = {}
     for text in several(given):
         name, _, number = text.partition("=")
-        key = name.strip().replace("-", "_")
-        if key not in names or not number:
-            options = ", ".join(name.replace("_", "-") + "=X" for name in names)
-            raise UsageError("--label-limit", f"expected {options}, got {text!r}")
-        (value,) = floats("--label-limit", [number]) or (0.0,)
-        if not 0 < value <= 1:
-            raise UsageError("--label-limit", f"expected a score above 0, up to 1, got {number}")
-        adjusted[key] = value
-    return Thresholds(**adjusted)
+        if not number:
+            raise UsageError("--label-limit", f"expected NAME=X, got {text!r}")
+        limits[name.strip()] = (floats("--label-limit", [number]) or (0.0,))[0]
+    return analysis.thresholds_of(limits, "--label-limit")
 
 
-def _require_one_head(works: list[HeadsOfGroup]) -> None:
-    chosen = [work.selection for work in works]
-    count = sum(len(one.batches) * len(one.heads) for one in chosen)
+def _chosen(group: Group, problem: Problem, options: EntropyOptions) -> Iterator[ChosenHeads]:
+    """The chosen heads under every scale and temperature asked for, the problem's own first."""
+    batches = integers("--batch-index", options.batch_index)
+    heads = integers("--head-index", options.head_index)
+    temperatures = floats("--temperatures", options.temperatures)
+    place = GroupPlace(source=group.source_name, group=group.name)
+    for variant in analysis.variants(problem, temperatures, options.compare_scale):
+        yield ChosenHeads(place, variant, select(variant, batches, heads))
+
+
+def _require_one_head(chosen: Sequence[ChosenHeads]) -> None:
+    count = sum(len(some.selection.batches) * len(some.selection.heads) for some in chosen)
     if count != 1:
         raise UsageError(
             "--histogram",
@@ -161,55 +152,147 @@ def _require_one_head(works: list[HeadsOfGroup]) -> None:
         )
 
 
-def _check_grid(chosen: EntropyOptions) -> None:
-    from attncli.report.entropy_pictures import grid_column
+def _measured(
+    chosen: Sequence[ChosenHeads],
+    options: EntropyOptions,
+    thresholds: Thresholds,
+    printer: Printer,
+    silent: bool,
+) -> Measured:
+    """Every chosen head, with progress in cells.
 
-    if chosen.grid is not None:
-        grid_column(chosen.grid)
-
-
-def _view(run: EntropyRun, work: WorkOptions) -> tuple[Sequence[Column], Iterator[Record], Draw]:
-    """Columns, records and drawing of what is asked for."""
-    from attncli.report import entropy as report
-    from attncli.report import entropy_pictures as pictures
-    from attncli.report import records as columns
-
-    chosen = run.chosen
-    style = report.Style(run.printer, work.digits, work.unit, read_limits(run.thresholds))
-    if chosen.per_row:
-        tokens = _tokens(run)
-        draw = partial(report.row_table, style=style, tokens=tokens)
-        return columns.ROW_ENTROPY, row_records(run), draw
-    if chosen.per_key:
-        draw = partial(report.key_table, style=style, tokens=_tokens(run))
-        return columns.KEY_MASS, key_records(run), draw
-    if chosen.summary:
-        draw = partial(report.group_table, style=style)
-        return columns.GROUP_ENTROPY, group_records(run), draw
-    if chosen.histogram:
-        draw = partial(pictures.histogram, style=style)
-        return columns.ROW_ENTROPY, row_records(run), draw
-    if chosen.sample_rows is not None:
-        draw = partial(report.sampled_tables, style=style)
-        return columns.SAMPLED_ENTROPY, sampled_records(run), draw
-    if chosen.grid is not None:
-        draw = partial(pictures.grid, column=pictures.grid_column(chosen.grid), style=style)
-        return columns.HEAD_ENTROPY, head_records(run), draw
-    side_by_side = chosen.compare_scale or bool(chosen.temperatures)
-    draw = partial(report.variant_tables if side_by_side else report.head_tables, style=style)
-    return columns.HEAD_ENTROPY, head_records(run), draw
+    Of a sample these are the share of the cells that its rows have on average.
+    """
+    wanted = Wanted(top_key=options.per_row, per_key=options.per_key, sink_keys=options.sink_keys)
+    count, total = options.sample_rows, 0.0
+    for some in chosen:
+        of = {"batches": some.selection.batches, "heads": some.selection.heads}
+        queries = some.problem.sizes.q_len
+        share = 1.0 if count is None else min(1.0, count / max(1, queries))
+        total += planned_cells(some.problem, wanted, **of) * share
+    with progress(printer, 0 if silent else int(total), "attention") as advance:
+        for some in chosen:
+            drawn = None if count is None else draw_rows(some.problem, count, options.sample_seed)
+            for rows, statistics in analysis.measure(
+                some.problem, some.selection, wanted, thresholds, queries=drawn, advance=advance
+            ):
+                yield some, rows, statistics
 
 
-def _tokens(run: EntropyRun) -> dict[tuple[str, str], tuple[int | None, tuple[str, ...]]]:
+def _view(
+    options: EntropyOptions,
+    measured: Measured,
+    heads: list[Record],
+    style: report.Style,
+    tokens: report.Tokens,
+) -> tuple[Sequence[Column], Iterable[Record], Draw]:
+    """Columns, records and drawing of what is asked for; each head's own record goes to `heads`."""
+
+    def kept() -> Measured:
+        for some, rows, statistics in measured:
+            heads.append(analysis.head_record(some, rows, statistics))
+            yield some, rows, statistics
+
+    of_heads = (heads[-1] for _ in kept())
+    if options.per_row or options.histogram:
+        rows = (row for some, found, _ in kept() for row in analysis.row_records(some.place, found))
+        if options.histogram:
+            return analysis.ROW, rows, partial(report.histogram, style=style)
+        draw: Draw = partial(report.long_table, columns=analysis.ROW, style=style, tokens=tokens)
+        return analysis.ROW, rows, draw
+    if options.per_key:
+        keys = (
+            key
+            for some, rows, _ in kept()
+            for key in analysis.key_records(some.place, rows, options.top)
+        )
+        draw = partial(report.long_table, columns=analysis.KEY, style=style, tokens=tokens)
+        return analysis.KEY, keys, draw
+    if options.summary:
+        draw = partial(report.group_table, columns=analysis.GROUP, style=style)
+        return analysis.GROUP, analysis.group_records(of_heads), draw
+    if options.sample_rows is not None:
+        sampled = (analysis.sampled_record(*each) for each in measured)
+        draw = partial(report.head_tables, columns=analysis.SAMPLED, style=style)
+        return analysis.SAMPLED, sampled, draw
+    if options.grid is not None:
+        draw = partial(report.heads_picture, column=NUMBERS[options.grid], style=style)
+    elif options.compare_scale or options.temperatures:
+        draw = partial(report.variant_tables, style=style)
+    else:
+        draw = partial(report.head_tables, columns=analysis.HEAD, style=style)
+    return analysis.HEAD, of_heads, draw
+
+
+def _tokens(prepared: Sequence[tuple[Group, Problem]]) -> report.Tokens:
     """For each group that has a token for each key: the position of query 0, and the tokens.
 
     Where batches have positions of their own, queries are left without tokens.
     """
     found = {}
-    for work in run.works:
-        labels, mask = work.group.labels, work.problem.mask
+    for group, problem in prepared:
+        labels, mask = group.labels, problem.mask
         if labels is not None and len(labels) == mask.sizes.k_len:
             one = mask.offset is not None and len(mask.offset) == 1
             offset = int(mask.offset[0]) if one else None  # type: ignore[index]
-            found[work.group.source_name, work.group.name] = (offset, labels)
+            found[group.source_name, group.name] = (offset, labels)
     return found
+
+
+def _params(options: EntropyOptions, thresholds: Thresholds) -> dict[str, Any]:
+    """What `params` says of the options that only this command has."""
+    record: dict[str, Any] = {
+        "path": "tiles",
+        "sink_keys": options.sink_keys,
+        "labels": analysis.limits_of(thresholds),
+    }
+    if options.sample_rows is not None:
+        record |= {"sample_rows": options.sample_rows, "sample_seed": options.sample_seed}
+    temperatures = floats("--temperatures", options.temperatures)
+    if temperatures is not None:
+        record["temperatures"] = list(temperatures)
+    if options.compare_scale:
+        record["compare_scale"] = True
+    return record
+
+
+def _judge(heads: Sequence[Record], failures: dict[str, float]) -> None:
+    """Fail where a head is as `--fail-on` says, naming the heads.
+
+    Raises:
+        CheckFailedError: some are.
+    """
+    tests: dict[str, Callable[[Record, float], bool]] = {
+        "collapsed": lambda record, _: record["label"] == "collapsed",
+        "nan": lambda record, _: record["nonfinite_rows"] > 0,
+        "max-logit": lambda record, limit: (
+            record["max_logit"] is not None and record["max_logit"] > limit
+        ),
+    }
+    for name, limit in failures.items():
+        found = [_named(record, heads) for record in heads if tests[name](record, limit)]
+        if found:
+            more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+            what = f"{name}={limit:g}" if name == "max-logit" else name
+            raise CheckFailedError(
+                f"--fail-on {what}",
+                f"expected no such head, got {len(found)}: {', '.join(found[:8])}{more}",
+            )
+
+
+def _named(record: Record, records: Sequence[Record]) -> str:
+    """A head in words that tell it from the others."""
+
+    def differs(*keys: str) -> bool:
+        return len({tuple(other[key] for key in keys) for other in records}) > 1
+
+    words = []
+    if differs("source") or not record["group"]:
+        words.append(record["source"])
+    words.append(record["group"])
+    if differs("batch"):
+        words.append(f"batch {record['batch']}")
+    words.append(f"head {record['head']}")
+    if any(differs(key) for key in ("scale", "temperature")):
+        words.append(f"(scale {record['scale']:.6g}, temperature {record['temperature']:.6g})")
+    return " ".join(word for word in words if word)

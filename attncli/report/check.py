@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from attncli.attention.check.compare import Comparison
+    from attncli.attention.check.compare import Comparison, Pair
     from attncli.attention.check.hypotheses import Check, Hypothesis
-    from attncli.attention.check.pair import Pair
     from attncli.attention.problem import Problem
     from attncli.report.printer import Printer
 
@@ -89,8 +88,8 @@ def pair_tables(
         yield _line("most at", f"{_at(found.worst_index)}: {one} and {two}")
     if found.first_part is not None:
         yield _line("first at", _at(found.first_part))
-    if found.places.findings:
-        yield _line("where", ", ".join(found.places.findings))
+    if found.locations.findings:
+        yield _line("where", ", ".join(found.locations.findings))
     yield ""
     yield paragraph(_reference(problem), printer)
 
@@ -129,9 +128,12 @@ def _command_lines(words: Sequence[str], printer: Printer) -> list[str]:
 def _errors(found: Comparison, printer: Printer, digits: int) -> Iterator[RenderableType]:
     part = found.mismatches / max(1, found.cells)
     share = f" ({part:.2%})" if part >= LEAST_PERCENT else ""
-    dtype = str(found.dtype).removeprefix("torch.")
     yield _line("cells off", f"{found.mismatches} of {found.cells}{share}")
-    yield _line("allowed", f"{found.atol:.3g} + {found.rtol:.3g}·|expected| ({dtype})")
+    yield _line(
+        "allowed",
+        f"{found.atol:.3g} + {found.rtol:.3g}·|expected| at the worst cell ({found.dtype})",
+    )
+    yield from _head_line(found)
     cosine = "–" if found.cosine is None else f"{found.cosine:.9g}"
     yield _line(
         "errors",
@@ -141,10 +143,24 @@ def _errors(found: Comparison, printer: Printer, digits: int) -> Iterator[Render
     if found.worst_index is not None and (found.max_abs_error or found.mismatches):
         actual, expected = (f"{x:.{digits + 2}g}" for x in (found.actual, found.expected))
         yield _line("worst at", f"{_at(found.worst_index)}: {actual}, expected {expected}")
-    if found.places.findings:
-        yield _line("where", ", ".join(found.places.findings))
-    for finding in found.findings[: len(found.findings) - len(found.places.findings)]:
+    if found.locations.findings:
+        yield _line("where", ", ".join(found.locations.findings))
+    for finding in found.findings[: len(found.findings) - len(found.locations.findings)]:
         yield paragraph(finding, printer, lead="→ ")
+    for note in found.notes:
+        yield paragraph(note, printer, lead="→ ")
+
+
+def _head_line(found: Comparison) -> Iterator[str]:
+    """The error of the worst head beside what rounding explains."""
+    if found.worst_head is not None:
+        batch, head = found.worst_head
+        off = f"; beyond 8 × that in {found.heads_off}: OFF" if found.heads_off else ""
+        yield _line(
+            "heads",
+            f"relative error {found.relative_error:.2g}, rounding explains "
+            f"{found.explained_error:.2g} (batch {batch}, head {head}){off}",
+        )
 
 
 def _line(name: str, text: str) -> str:

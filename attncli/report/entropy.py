@@ -1,32 +1,40 @@
-"""`entropy` for eyes: tables of heads, variants, samples, groups, rows and keys."""
+"""`entropy` for eyes: tables of heads, variants, groups, rows and keys; pictures of all heads."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeGuard
+
+from rich.console import RenderableType
+from rich.text import Text
 
 from attncli.columns import Column
+from attncli.files.text import shown
 from attncli.report.choices import Unit
-from attncli.report.grid import GridColumn
-from attncli.report.grid import grid as laid_out
 from attncli.report.numbers import decimals
-from attncli.report.prose import heading, paragraph
-from attncli.report.record_table import KEYS, record_table
-from attncli.report.records import GROUP_ENTROPY, KEY_MASS, ROW_ENTROPY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from rich.console import RenderableType
-
-    from attncli.report.printer import Printer
+from attncli.report.printer import Printer
+from attncli.report.prose import aligned, heading, paragraph, text_width
+from attncli.report.stage_tables import shade
+from attncli.report.table import GAP, TableColumn, cell, record_table, table
 
 Record = dict[str, Any]
-Tokens = dict[tuple[str, str], tuple[int | None, tuple[str, ...]]]
+# For each source and group the position of query 0, where all batches share it, and the tokens.
+Tokens = Mapping[tuple[str, str], tuple[int | None, Sequence[str]]]
+# A name, and beside it the value of each head.
+Lines = list[tuple[str, dict[int, float | None]]]
 
 TERMINAL_RECORDS = 40
 TOKEN_WIDTH = 20
+BINS = 20
+BAR_WIDTH = 40
+MARKS = "·░▒▓█"
+PLAIN_MARKS = ".:+*#"  # where the encoding lacks the others
+MISSING = "–"
+# Off a terminal lines may be as long as they like, but nobody reads a picture wider than this.
+PICTURE_WIDTH = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,97 +57,129 @@ class Style:
         """A number of a table."""
         return decimals(value, self.digits)
 
-    def estimate(self, value: float | None, error: float | None) -> str:
-        """A number with its standard error; "?" where a single row tells none."""
-        if value is None:
-            return self.number(value)
-        return f"{self.number(value)} ±{'?' if error is None else self.number(error)}"
-
-    def heading(self, text: str) -> RenderableType:
-        """A line that stands out."""
-        return heading(text, self.printer)
-
     def note(self, text: str) -> RenderableType:
         """Prose below a table."""
         return paragraph(text, self.printer)
 
+    def shows(self, column: Column, records: Sequence[Record]) -> bool:
+        """Whether a column says anything: not in the other unit, and not 0 or "no" everywhere."""
+        if column.heading is None or column.unit not in ("", str(self.unit)):
+            return False
+        values = [record[column.key] for record in records]
+        if column.is_key and column.key not in ("query", "key"):
+            return len(set(values)) > 1
+        return any(values) if column.key.split("_")[-1] in ("rows", "nonfinite") else True
 
-def _of_groups(
-    records: Sequence[Record],
-    style: Style,
-    table: Callable[[list[Record], Style], RenderableType],
+
+def head_tables(
+    records: Sequence[Record], columns: Sequence[Column], style: Style
 ) -> Iterator[RenderableType]:
-    """A table for each group, under its name where it has one."""
+    """A table for each group, a line a head; estimates stand beside their standard errors."""
+    sampled = any(column.key == "sampled_queries" for column in columns)
     for named, of_group in by_group(records):
         if named:
-            yield style.heading(named)
-        yield table(of_group, style)
+            yield heading(named, style.printer)
+        yield table(_head_columns(of_group, columns, style, sampled), style.printer)
         yield ""
-
-
-def head_tables(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
-    """A table of heads for each group, a line a head."""
-    yield from _of_groups(records, style, _head_table)
-    yield from _sink_note(records, style)
-    yield _label_note(style)
-
-
-def sampled_tables(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
-    """Estimates with their standard errors; what only all rows could tell is not there."""
-    yield from _of_groups(records, style, _sampled_table)
-    yield style.note(
-        "estimated from the sampled rows: means ± their standard errors; labels are estimates "
-        "too. Largest logits are those of the sample: the head's own may be larger."
-    )
-    yield from _sink_note(records, style)
-    yield _label_note(style)
+    if sampled:
+        yield style.note(
+            "estimated from the sampled rows: means ± their standard errors; labels are estimates "
+            "too. Largest logits are those of the sample: the head's own may be larger."
+        )
+    yield from _head_notes(records, style)
 
 
 def variant_tables(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
     """Scales or temperatures side by side, a line a head."""
-    yield from _of_groups(records, style, _variant_table)
+    for named, of_group in by_group(records):
+        if named:
+            yield heading(named, style.printer)
+        yield table(_variant_columns(of_group, style), style.printer)
+        yield ""
     yield style.note(
         f"mean entropy in {style.unit} and mean largest weight over the rows of each head"
     )
-    yield from _sink_note(records, style)
-    yield _label_note(style)
+    yield from _head_notes(records, style)
 
 
-def group_table(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
+def group_table(
+    records: Sequence[Record], columns: Sequence[Column], style: Style
+) -> Iterator[RenderableType]:
     """One line a group, means over its heads."""
-    columns = [
-        column for column in _in_unit(GROUP_ENTROPY, style.unit) if _says_something(column, records)
-    ]
-    yield record_table(columns, records, style.printer, digits=style.digits)
+    said = [column for column in columns if style.shows(column, records)]
+    yield record_table(said, records, style.printer, digits=style.digits)
 
 
-def row_table(
-    records: Sequence[Record], style: Style, tokens: Tokens | None = None
+def long_table(
+    records: Sequence[Record], columns: Sequence[Column], style: Style, tokens: Tokens
 ) -> Iterator[RenderableType]:
-    """One line a query row, with tokens where there are some."""
+    """One line a query row or a key, with tokens where there are some."""
+    if not records:
+        yield "no records"
+        return
+    limit = TERMINAL_RECORDS if style.printer.on_terminal else len(records)
+    lines = [record | _tokens_of(record, tokens) for record in records[:limit]]
+    said: list[Column] = []
+    for column in columns:
+        if style.shows(column, records):
+            said.append(column)
+        if column.key in ("query", "key"):
+            said.append(Column("token", "token"))
+        if column.key == "top_key":
+            said.append(Column("top_token", "its token"))
+    yield record_table(said, lines, style.printer, digits=style.digits)
+    if limit < len(records):
+        yield f"… {len(records) - limit} more: --format csv, or a pipe, has them all"
+    if any(record.get("sink_weight") is not None for record in lines):
+        yield style.note("entropies count the sink logit as one more outcome")
 
-    def token(record: Record) -> str | None:
-        offset, labels = (tokens or {}).get((record["source"], record["group"]), (None, ()))
-        return None if offset is None else _label_at(labels, record["query"] + offset)
 
-    def top_token(record: Record) -> str | None:
-        return _label_at(_labels_of(record, tokens), record["top_key"])
-
-    columns = _with_column(ROW_ENTROPY, "query", Column("token", "token"))
-    columns = _with_column(columns, "top_key", Column("top_token", "its token"))
-    yield from _long_table(columns, records, style, {"token": token, "top_token": top_token})
-
-
-def key_table(
-    records: Sequence[Record], style: Style, tokens: Tokens | None = None
+def heads_picture(
+    records: Sequence[Record], column: Column, style: Style
 ) -> Iterator[RenderableType]:
-    """One line a key, with the mass it receives."""
+    """Groups down, heads across, shaded from the smallest value to the largest.
 
-    def token(record: Record) -> str | None:
-        return _label_at(_labels_of(record, tokens), record["key"])
+    Values stand in the picture where they fit the width, otherwise one mark each.
+    """
+    unit = f" ({column.unit})" if column.unit else ""
+    yield heading(f"{column.heading or column.key}{unit}: heads across", style.printer)
+    lines = _lines(records, column)
+    if not lines:
+        yield "no heads"
+        return
+    known = [value for _, values in lines for value in values.values() if _is_finite(value)]
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    span = f"from {style.number(low)} to {style.number(high)}"
+    width = min(style.printer.width, PICTURE_WIDTH)
+    whole = _values(lines, low, high, style)
+    if sum(column.width + GAP for column in whole) - GAP <= width:
+        yield table(whole, style.printer)
+        yield span
+        return
+    yield from _marks(lines, low, high, style, width)
+    yield f"{span}, {_mark(0.0, style.printer)} to {_mark(1.0, style.printer)}; {MISSING} for none"
 
-    columns = _with_column(KEY_MASS, "key", Column("token", "token"))
-    yield from _long_table(columns, records, style, {"token": token})
+
+def histogram(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
+    """How the entropies of one head's rows are distributed."""
+    if not records:
+        yield "no rows"
+        return
+    first, unit = records[0], str(style.unit)
+    place = f"{first['group']} head {head_name(first)}".strip()
+    yield heading(f"row entropies of {place} ({unit})", style.printer)
+    found = [record[f"entropy_{unit}"] for record in records]
+    entropies = [value for value in found if _is_finite(value)]
+    if not entropies:
+        yield "no row has an entropy"
+        return
+    yield from _bars(entropies, style)
+    mean = math.fsum(entropies) / len(entropies)
+    empty = sum(value is None for value in found)
+    broken = len(found) - len(entropies) - empty
+    said = f"{len(entropies)} rows, mean {style.number(mean)} {unit}"
+    said += f"; {empty} empty rows left out" if empty else ""
+    yield said + (f"; {broken} rows that are not finite left out" if broken else "")
 
 
 def by_group(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
@@ -157,171 +197,199 @@ def head_name(record: Record) -> str:
     return f"{record['batch']}.{record['head']}" if record["batch"] else str(record["head"])
 
 
-def _head_table(records: Sequence[Record], style: Style) -> RenderableType:
-    def numbers(name: str, key: str) -> GridColumn:
-        return GridColumn(name, [style.number(record[key]) for record in records])
-
-    entropy = f"entropy ({style.unit})"
-    columns = [
-        GridColumn("head", [head_name(record) for record in records], is_key=True),
-        GridColumn("label", [_label(record) for record in records], is_text=True),
-        GridColumn(entropy, [style.number(_entropy(record, style.unit)) for record in records]),
-        numbers("effective keys", "effective_keys_mean"),
-        numbers("largest weight", "max_weight_mean"),
-        numbers("max logit", "max_logit"),
-        GridColumn("at query, key", [_where(record) for record in records]),
-        numbers("logsumexp", "logsumexp_mean"),
-        numbers("sink mass", "sink_mass_mean"),
-    ]
-    if any(record["distance_mean"] is not None for record in records):
-        columns.append(numbers("distance", "distance_mean"))
-    columns.append(GridColumn("empty rows", [str(record["empty_rows"]) for record in records]))
-    if any(record["nonfinite_rows"] for record in records):
-        cells = [str(record["nonfinite_rows"]) for record in records]
-        columns.append(GridColumn("non-finite rows", cells))
-    return laid_out(columns, style.printer)
+def _head_columns(
+    records: Sequence[Record], columns: Sequence[Column], style: Style, sampled: bool
+) -> Iterator[TableColumn]:
+    yield TableColumn("head", [head_name(record) for record in records], is_key=True)
+    yield TableColumn("label", [_label(record) for record in records], is_text=True)
+    for column in columns:
+        told = any(record[column.key] is not None for record in records)
+        if column.is_key or column.key == "label" or not told or not style.shows(column, records):
+            continue
+        if column.of_sample or not sampled:
+            unit = f" ({column.unit})" if column.unit else ""
+            cells = [_head_cell(record, column.key, style) for record in records]
+            yield TableColumn(f"{column.heading}{unit}", cells)
 
 
-def _sampled_table(records: Sequence[Record], style: Style) -> RenderableType:
-    def estimates(name: str, key: str) -> GridColumn:
-        pairs = [(record[f"{key}_mean"], record[f"{key}_se"]) for record in records]
-        return GridColumn(name, [style.estimate(*pair) for pair in pairs])
-
-    unit = style.unit
-    entropies = [style.estimate(_entropy(r, unit), r[f"entropy_{unit}_se"]) for r in records]
-    sampled = [f"{record['sampled_queries']} of {record['queries']}" for record in records]
-    columns = [
-        GridColumn("head", [head_name(record) for record in records], is_key=True),
-        GridColumn("label", [_label(record) for record in records], is_text=True),
-        GridColumn("rows sampled", sampled),
-        GridColumn(f"entropy ({unit})", entropies),
-        estimates("effective keys", "effective_keys"),
-        estimates("largest weight", "max_weight"),
-        estimates("logsumexp", "logsumexp"),
-        estimates("sink mass", "sink_mass"),
-    ]
-    if any(record["distance_mean"] is not None for record in records):
-        columns.append(estimates("distance", "distance"))
-    logits = [style.number(record["sampled_max_logit"]) for record in records]
-    columns.append(GridColumn("max logit of the sample", logits))
-    counts = [str(record["sampled_empty_rows"]) for record in records]
-    columns.append(GridColumn("empty rows of the sample", counts))
-    return laid_out(columns, style.printer)
+def _head_cell(record: Record, key: str, style: Style) -> str:
+    """A number, and of an estimate its standard error: "?" where a single row has none."""
+    text = cell(record[key], style.digits)
+    if key == "sampled_queries":
+        return f"{text} of {record['queries']}"
+    error_key = key.removesuffix("_mean") + "_se"
+    if record[key] is None or error_key not in record:
+        return text
+    error = record[error_key]
+    return f"{text} ±{'?' if error is None else style.number(error)}"
 
 
-def _variant_table(records: Sequence[Record], style: Style) -> RenderableType:
+def _variant_columns(records: Sequence[Record], style: Style) -> Iterator[TableColumn]:
     by_head: dict[tuple[int, int], dict[tuple[float, float], Record]] = {}
     for record in records:
         found = by_head.setdefault((record["batch"], record["head"]), {})
         found[record["scale"], record["temperature"]] = record
     heads = list(by_head.values())
     variants = list(heads[0])
-    columns = [GridColumn("head", [head_name(next(iter(h.values()))) for h in heads], is_key=True)]
-    for variant in variants:
-        cells = [style.number(_entropy(head[variant], style.unit)) for head in heads]
-        columns.append(GridColumn(f"entropy, {_variant(variant, variants)}", cells))
-    for variant in variants:
-        cells = [style.number(head[variant]["max_weight_mean"]) for head in heads]
-        columns.append(GridColumn(f"weight, {_variant(variant, variants)}", cells))
-    labels = [" → ".join(_changes(head, variants)) for head in heads]
-    columns.append(GridColumn("label", labels, is_text=True))
-    return laid_out(columns, style.printer)
-
-
-def _changes(head: Mapping[tuple[float, float], Record], variants: Sequence[Any]) -> list[str]:
-    """Its labels one after another, one that stays the same once."""
-    labels = [str(head[variant]["label"] or "–") for variant in variants]
-    return [label for i, label in enumerate(labels) if i == 0 or label != labels[i - 1]]
+    yield TableColumn("head", [head_name(next(iter(h.values()))) for h in heads], is_key=True)
+    for name, key in (("entropy", f"entropy_{style.unit}_mean"), ("weight", "max_weight_mean")):
+        for variant in variants:
+            cells = [style.number(head[variant][key]) for head in heads]
+            yield TableColumn(f"{name}, {_variant(variant, variants)}", cells)
+    labels = []
+    for head in heads:
+        words = [str(head[variant]["label"] or MISSING) for variant in variants]
+        labels.append(" → ".join(word for word, _ in itertools.groupby(words)))
+    yield TableColumn("label", labels, is_text=True)
 
 
 def _variant(variant: tuple[float, float], among: Sequence[tuple[float, float]]) -> str:
     """A scale and a temperature, those of them that differ among the variants."""
-    scales, heats = (len(set(values)) > 1 for values in zip(*among, strict=True))
-    words = [f"scale {variant[0]:.6g}"] if scales or not heats else []
-    return " ".join(words + ([f"temperature {variant[1]:.6g}"] if heats else []))
+    scales, temperatures = (len(set(values)) > 1 for values in zip(*among, strict=True))
+    words = [f"scale {variant[0]:.6g}"] if scales or not temperatures else []
+    return " ".join(words + ([f"temperature {variant[1]:.6g}"] if temperatures else []))
 
 
 def _label(record: Record) -> str:
     if record["label"] is None:
-        return "–"
+        return MISSING
     score = record["label_score"]
     return str(record["label"]) + ("" if score is None else f" {score:.2f}")
 
 
-def _where(record: Record) -> str:
-    query = record["max_logit_query"]
-    return "–" if query is None else f"{query}, {record['max_logit_key']}"
-
-
-def _entropy(record: Record, unit: Unit) -> float | None:
-    nats: float | None = record["entropy_nats_mean"]
-    return nats if nats is None or unit is Unit.NATS else nats / math.log(2)
-
-
-def _label_note(style: Style) -> RenderableType:
-    parts = [f"{name} ≥ {value:g}" for name, value in style.limits.items()]
-    limits = ", ".join(parts)
-    return style.note(f"labels: {limits}, otherwise mixed; --label-limit NAME=X adjusts them")
-
-
-def _sink_note(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
-    if any(record.get("sink_weight_mean") is not None for record in records):
+def _head_notes(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
+    if any(record["sink_weight_mean"] is not None for record in records):
         yield style.note("entropies count the sink logit as one more outcome")
+    limits = ", ".join(f"{name} ≥ {value:g}" for name, value in style.limits.items())
+    yield style.note(f"labels: {limits}, otherwise mixed; --label-limit NAME=X adjusts them")
 
 
-def _long_table(
-    columns: Sequence[Column],
-    records: Sequence[Record],
-    style: Style,
-    tokens: Mapping[str, Callable[[Record], str | None]],
+def _tokens_of(record: Record, tokens: Tokens) -> Record:
+    """The tokens of a record's query or key, and of its top key; None for none."""
+    offset, labels = tokens.get((record["source"], record["group"]), (None, ()))
+
+    def token(index: int | None) -> str | None:
+        known = index is not None and 0 <= index < len(labels)
+        return shown(labels[index], TOKEN_WIDTH) if index is not None and known else None
+
+    if "key" in record:
+        return {"token": token(record["key"])}
+    own = None if offset is None else record["query"] + offset
+    return {"token": token(own), "top_token": token(record["top_key"])}
+
+
+def _lines(records: Sequence[Record], column: Column) -> Lines:
+    """The values of the heads of each batch of each group, under a name."""
+    lines: Lines = []
+    for named, of_group in by_group(records):
+        batches: dict[int, dict[int, float | None]] = {}
+        for record in of_group:
+            batches.setdefault(record["batch"], {})[record["head"]] = record[column.key]
+        for batch, values in batches.items():
+            name = f"{named} batch {batch}".strip() if len(batches) > 1 else named
+            lines.append((name, values))
+    return lines
+
+
+def _values(lines: Lines, low: float, high: float, style: Style) -> list[TableColumn]:
+    """The names of the lines, and a column of values for each head: two decimals at most."""
+    known = [value for _, values in lines for value in values.values()]
+    whole = all(value is None or isinstance(value, int) for value in known)
+    digits = 0 if whole else min(style.digits, 2)
+    columns = [TableColumn("", [name for name, _ in lines], is_text=True, is_key=True)]
+    for head in dict.fromkeys(head for _, values in lines for head in values):
+        cells = [
+            Text(decimals(values[head], digits), _shade(values[head], low, high, style))
+            if head in values
+            else ""
+            for _, values in lines
+        ]
+        columns.append(TableColumn(str(head), cells))
+    return columns
+
+
+def _marks(
+    lines: Lines, low: float, high: float, style: Style, width: int
 ) -> Iterator[RenderableType]:
-    limit = TERMINAL_RECORDS if style.printer.on_terminal else len(records)
-    shown = [
-        record | {name: token(record) for name, token in tokens.items()}
-        for record in records[:limit]
-    ]
-    named = [column for column in _in_unit(columns, style.unit) if _varies(column, records)]
-    if not records:
-        yield "no records"
-        return
-    yield record_table(named, shown, style.printer, digits=style.digits)
-    if limit < len(records):
-        yield f"… {len(records) - limit} more: --format csv, or a pipe, has them all"
-    yield from _sink_note([{"sink_weight_mean": r.get("sink_weight")} for r in shown], style)
+    """A mark for each head, in parts where not even marks fit."""
+    lead = min(max(text_width(name) for name, _ in lines), style.printer.width // 3)
+    at_once = max(1, width - lead - GAP)
+    most = max(len(values) for _, values in lines)
+    for start in range(0, most, at_once):
+        names: list[str] = []
+        cells: list[Text] = []
+        heads: list[int] = []
+        for name, values in lines:
+            inside = list(values.items())[start : start + at_once]
+            if inside:
+                names.append(_from_left(name, lead))
+                marks = Text()
+                for _, value in inside:
+                    share = _share(value, low, high)
+                    marks.append(_mark(share, style.printer), _shade(value, low, high, style))
+                cells.append(marks)
+                heads = max(heads, [head for head, _ in inside], key=len)
+        yield table(
+            [
+                TableColumn("", names, is_text=True, is_key=True),
+                TableColumn(_ruler(heads), cells, is_text=True),
+            ],
+            style.printer,
+        )
 
 
-def _varies(column: Column, records: Sequence[Record]) -> bool:
-    """Whether a column says anything: a place that all share, or "no" everywhere, does not."""
-    if column.key == "nonfinite":
-        return any(record["nonfinite"] for record in records)
-    if column.key not in KEYS or column.key in ("query", "key"):
-        return True
-    return len({record[column.key] for record in records}) > 1
-
-
-def _says_something(column: Column, records: Sequence[Record]) -> bool:
-    if column.key in ("empty_rows", "nonfinite_rows"):
-        return any(record[column.key] for record in records)
-    return _varies(column, records)
-
-
-def _in_unit(columns: Sequence[Column], unit: Unit) -> list[Column]:
-    """Columns without those in the other unit of entropy."""
-    return [column for column in columns if column.unit in ("", str(unit))]
-
-
-def _with_column(columns: Sequence[Column], after: str, new: Column) -> list[Column]:
-    place = next(i for i, column in enumerate(columns) if column.key == after) + 1
-    return [*columns[:place], new, *columns[place:]]
-
-
-def _labels_of(record: Record, tokens: Tokens | None) -> tuple[str, ...]:
-    return (tokens or {}).get((record["source"], record["group"]), (None, ()))[1]
-
-
-def _label_at(labels: Sequence[str], index: int | None) -> str | None:
-    if index is None or not 0 <= index < len(labels):
+def _share(value: float | None, low: float, high: float) -> float | None:
+    """Where a value stands between the smallest and the largest; None for no number."""
+    if value is None or math.isnan(value):
         return None
-    from attncli.files.text import shown
+    if math.isinf(value):
+        return 1.0 if value > 0 else 0.0
+    return 0.0 if high == low else (value - low) / (high - low)
 
-    return shown(labels[index], TOKEN_WIDTH)
+
+def _shade(value: float | None, low: float, high: float, style: Style) -> str:
+    share = _share(value, low, high)
+    return "" if share is None or not style.printer.colored else shade(share)
+
+
+def _mark(share: float | None, printer: Printer) -> str:
+    if share is None:
+        return MISSING
+    marks = printer.sign(MARKS, PLAIN_MARKS)
+    return marks[min(int(share * len(marks)), len(marks) - 1)]
+
+
+def _ruler(heads: Sequence[int]) -> str:
+    """Each tenth head by its number, in a line with one character a head."""
+    line = [" "] * len(heads)
+    for place, head in enumerate(heads):
+        number = str(head)
+        if head % 10 == 0 and place + len(number) <= len(heads):
+            line[place : place + len(number)] = number
+    return "".join(line).rstrip()
+
+
+def _from_left(text: str, width: int) -> str:
+    """The end of a name that is too long: names of layers differ there."""
+    return text if text_width(text) <= width else "…" + text[len(text) - width + 1 :]
+
+
+def _bars(entropies: Sequence[float], style: Style) -> Iterator[RenderableType]:
+    low, high = min(entropies), max(entropies)
+    # Rows that differ by rounding alone are one bar, not twenty.
+    bins = BINS if high - low > 1e-9 * max(1.0, high) else 1
+    counts = [0] * bins
+    width = (high - low) / bins
+    for value in entropies:
+        counts[min(int((value - low) / width), bins - 1) if width and bins > 1 else 0] += 1
+    edges = [low + width * index for index in range(bins)] + [high]
+    spans = [f"{style.number(a)} to {style.number(b)}" for a, b in itertools.pairwise(edges)]
+    widest, digits = max(map(text_width, spans)), len(str(max(counts)))
+    room = min(BAR_WIDTH, max(4, style.printer.width - widest - digits - 4))
+    for count, span in zip(counts, spans, strict=True):
+        bar = style.printer.sign("█", "#") * max(int(count > 0), round(room * count / max(counts)))
+        yield f"{aligned(span, widest)}  {count:>{digits}}  {bar}".rstrip()
+
+
+def _is_finite(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)

@@ -129,24 +129,3 @@ GROUP_ENTROPY = (
     Column("nonfinite_rows", "non-finite rows"),
     Column("labels", "labels"),
 )
-
-CHECK = (
-    Column("target", "target"),
-    Column("passed", "passed"),
-    Column("max_abs_error", "max abs error"),
-    Column("max_rel_error", "max rel error"),
-    Column("rms_error", "rms error"),
-    Column("cosine", "cosine"),
-    Column("mismatches", "mismatches"),
-    Column("worst_index", "worst at"),
-    Column("actual", "actual"),
-    Column("expected", "expected"),
-    Column("rtol", "rtol"),
-    Column("atol", "atol"),
-    Column("explanation", None),
-    Column("cells", "cells"),
-    Column("dtype", "dtype"),
-    Column("n_nan", "nan"),
-    Column("n_posinf", "inf"),
-    Column("n_neginf", "-inf"),
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,12 +45,13 @@ class TableColumn:
         return max(text_width(str(text)) for text in (self.heading, *self.cells))
 
 
-def table(columns: Sequence[TableColumn], printer: Printer) -> Preformatted:
+def table(columns: Iterable[TableColumn], printer: Printer) -> Preformatted:
     """The columns side by side; on a terminal in as many parts as its width asks for.
 
     Each part begins with the key columns. Nothing is cut, apart from the beginnings of keys that
     would leave no room on a terminal.
     """
+    columns = list(columns)
     keys = [column for column in columns if column.is_key]
     room = max(12, printer.width // max(1, len(keys)) - GAP - 12)
     keys = [_shortened(key, room) for key in keys]

@@ -302,12 +302,10 @@ def _dropout(draw: Draw) -> Iterator[Found]:
 
 
 def _float16(draw: Draw) -> Iterator[Found]:
-    """Scores summed term by term in float16."""
-    q, k = draw.q.half(), draw.k[:, draw.shared].half()
-    total = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float16)
-    for column in draw.random.permutation(q.shape[-1]):
-        total = total + q[..., :, None, column] * k[..., None, :, column]
-    logits = (total * torch.tensor(draw.scale, dtype=torch.float16)).float()
+    """Scores stored in float16, before the scale and after it."""
+    q, k = draw.q.half().float(), draw.k[:, draw.shared].half().float()
+    stored = torch.einsum("bhid,bhjd->bhij", q, k).half()
+    logits = (stored * torch.tensor(draw.scale, dtype=torch.float16)).float()
     hidden = logits.masked_fill(~visible(draw), -math.inf)
     weights = torch.softmax(hidden, -1).nan_to_num(0.0)
     output = weights @ draw.v[:, draw.shared]

@@ -18,12 +18,13 @@ from mistaken import (
     visible,
 )
 
-from attncli.attention.check.compare import Target, compare, read_candidate
+from attncli.attention.check.candidate import Target, read_candidate
+from attncli.attention.check.compare import compare
 from attncli.attention.check.hypotheses import Check, check
 from attncli.attention.check.mistakes import MISTAKES
 
 DRAWS = 2
-# From an output, dropped weights can be told only where the values allow to solve for them.
+# Some pattern of dropped weights explains almost any output.
 FROM_OUTPUT = [name for name in MADE if name != "dropout"]
 FROM_WEIGHTS = [name for name in MADE if name not in ONLY_OUTPUT]
 FROM_LOGSUMEXP = [name for name in MADE if name not in NOT_LOGSUMEXP]
@@ -76,17 +77,6 @@ def test_a_mistake_is_named_by_its_logsumexp(name: str) -> None:
 
 def test_every_mistake_of_the_table_is_made_by_hand() -> None:
     assert {one.name for one in MISTAKES} <= set(MADE)
-
-
-def test_dropout_shows_in_an_output_whose_values_can_be_solved_for() -> None:
-    seeds = [seed for seed in range(40) if _solvable(draw_problem("dropout", seed))][:3]
-    assert len(seeds) == 3
-    for seed in seeds:
-        assert_named("dropout", Target.OUTPUT, draw_problem("dropout", seed))
-
-
-def _solvable(draw: Draw) -> bool:
-    return 2 * draw.k.shape[2] <= draw.v.shape[-1]
 
 
 def test_two_mistakes_at_once_are_named_together() -> None:

@@ -125,7 +125,7 @@ def test_packed_keys_have_as_many_heads_as_queries_unless_told() -> None:
 def test_more_heads_than_queries_earn_a_warning_that_names_the_layout() -> None:
     (warning,) = made((1, 5, 4, 8), (1, 5, 4, 8)).warnings
     assert warning == (
-        "q (1, 5, 4, 8) has more heads than queries; if it is (B, S, H, d), say «layout=bshd»"
+        "q (1, 5, 4, 8) has more heads than queries; if it is (B, S, H, d), say layout=bshd"
     )
     swapped = make_problem(
         zeros(1, 4, 5, 8), zeros(1, 4, 5, 8), None, AttentionOptions(), layout=Layout.BSHD
@@ -338,5 +338,5 @@ def test_cost_without_values() -> None:
 
 def test_declared_heads_are_no_guess_at_the_layout() -> None:
     q = torch.zeros(1, 8, 4, 2)
-    assert "«layout=bshd»" in make_problem(q, q, q, AttentionOptions()).warnings[0]
+    assert "layout=bshd" in make_problem(q, q, q, AttentionOptions()).warnings[0]
     assert make_problem(q, q, q, AttentionOptions(), heads=8).warnings == ()

@@ -22,7 +22,7 @@ def plain_rows(
 ) -> list[Record]:
     """Every column of the rows of one head, in float64, cell by cell."""
     sizes = Sizes(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    mask = build_mask(options, sizes).to_torch("cpu")
+    mask = build_mask(options, sizes).moved(torch.as_tensor)
     b, h = slice(batch, batch + 1), slice(head, head + 1)
     every, keys = slice(0, sizes.q_len), slice(0, sizes.k_len)
     visible = mask.visible(b, h, every, keys).expand(1, 1, sizes.q_len, sizes.k_len)[0, 0]

@@ -150,8 +150,9 @@ def _masks(
     kind = draw(st.sampled_from(["none", "keep", "drop", "additive"]))
     if kind != "none":
         every = [cells, cells[2:], cells[3:], (batch, 1, 1, k_len), (q_len, 1)]
-        # Of rank 3 the first axis could be either, where both are alike.
-        shape = draw(st.sampled_from(every if batch == heads > 1 else [*every, cells[1:]]))
+        if batch == 1 or batch != cells[1]:  # else rank 3 could begin with either
+            every.append(cells[1:])
+        shape = draw(st.sampled_from(every))
         keep = rng.random(shape) < 0.7
         added = np.where(keep, rng.standard_normal(shape), -math.inf)
         arrays["mask"] = {"keep": keep, "drop": ~keep, "additive": added}[kind]

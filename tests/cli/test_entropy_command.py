@@ -110,6 +110,17 @@ def assert_key(found: Record, rows: list[Record], mask: Any) -> None:
     assert_close(found, {"queries": count, "mass": mass, "mass_mean": mean})
 
 
+def test_heads_come_in_the_order_asked_for(run: Run) -> None:
+    sizes = ("--heads", 4, "--batch", 2, "--q-len", 3, "-f")
+    asked = (*sizes, "json", "--head-index", "3,1", "--batch-index", "-1,0")
+    heads = run("entropy", *asked).json["data"]
+    order = [(1, 3), (1, 1), (0, 3), (0, 1)]
+    assert [(head["batch"], head["head"]) for head in heads] == order
+    stages = run("compute", *asked, "--stage", "weights").json["data"]["stages"]
+    largest = np.max(stages["weights"]["values"], axis=-1).mean(axis=-1).ravel()
+    np.testing.assert_allclose([head["max_weight_mean"] for head in heads], largest, rtol=1e-12)
+
+
 def test_without_positions_nothing_is_said_of_them(run: Run) -> None:
     asked = ("entropy", "--q-len", 5, "--k-len", 9, "--heads", 3)
     document = run(*asked, "-f", "json").json

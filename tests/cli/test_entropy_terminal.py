@@ -16,9 +16,7 @@ import pytest
 from plain import Run
 
 from attncli.cli.progress import progress
-from attncli.report.choices import Unit
-from attncli.report.entropy import Style
-from attncli.report.entropy_pictures import _mark
+from attncli.report.entropy import _mark
 from attncli.report.printer import Printer
 
 MINILM = Path(__file__).parents[2] / "sample_inputs" / "minilm.safetensors"
@@ -114,10 +112,10 @@ def test_an_encoding_without_blocks_gets_other_marks(monkeypatch: pytest.MonkeyP
         check=True,
     ).stdout
     out.decode("ascii")
-    marks = {_mark(share / 4, Style(Printer(), 2, Unit.BITS, {})) for share in range(5)}
+    marks = {_mark(share / 4, Printer()) for share in range(5)}
     assert len(marks) == 5
     monkeypatch.setattr("attncli.report.printer.Printer.sign", lambda self, usual, plain: plain)
-    marks = {_mark(share / 4, Style(Printer(), 2, Unit.BITS, {})) for share in range(5)}
+    marks = {_mark(share / 4, Printer()) for share in range(5)}
     assert marks == set(".:+*#")
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import torch
 
-from attncli.attention.check.variant import Rearranged
 from attncli.attention.options import Layout
+from attncli.attention.problem import Problem
 from attncli.errors import DataError
-
-if TYPE_CHECKING:
-    from attncli.attention.problem import Problem
 
 # So many values have to hold their numbers in few bits before it is called no accident.
 _ENOUGH_VALUES = 32
@@ -26,6 +22,26 @@ class Target(StrEnum):
     OUTPUT = "output"
     WEIGHTS = "weights"
     LOGSUMEXP = "logsumexp"
+
+
+class LayoutError(StrEnum):
+    """How the memory of a (B, H, S, d) tensor was misread."""
+
+    SWAPPED = "axes H and S exchanged"
+    BSHD_READ_AS_BHSD = "(B, S, H, d) in memory, read as (B, H, S, d)"
+    BHSD_READ_AS_BSHD = "(B, H, S, d) in memory, read as (B, S, H, d)"
+    DH_SPLIT_AS_HD = "packed as d·H, split as H·d"
+    HD_SPLIT_AS_DH = "packed as H·d, split as d·H"
+
+
+# The error that takes another one back.
+REVERSE = {
+    LayoutError.SWAPPED: LayoutError.SWAPPED,
+    LayoutError.BSHD_READ_AS_BHSD: LayoutError.BHSD_READ_AS_BSHD,
+    LayoutError.BHSD_READ_AS_BSHD: LayoutError.BSHD_READ_AS_BHSD,
+    LayoutError.DH_SPLIT_AS_HD: LayoutError.HD_SPLIT_AS_DH,
+    LayoutError.HD_SPLIT_AS_DH: LayoutError.DH_SPLIT_AS_HD,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +61,10 @@ class Candidate:
     values: torch.Tensor
     dtype: torch.dtype
     reading: str | None = None
+
+    def read_as(self, error: LayoutError | None) -> torch.Tensor:
+        """Its values where an output was laid out wrongly in that way."""
+        return undo_layout(self.values, error) if self.target is Target.OUTPUT else self.values
 
 
 def read_candidate(
@@ -66,7 +86,7 @@ def read_candidate(
             layout mistake.
     """
     if actual.is_complex():
-        raise DataError(f"--actual-{target}", f"expected real numbers, got {actual.dtype}")
+        raise DataError(f"«actual_{target}»", f"expected real numbers, got {actual.dtype}")
     for shape, axes, reading in shapes_of(target, problem, layout):
         if tuple(actual.shape) == shape:
             values = _as_axes(actual, axes, problem, target)
@@ -76,7 +96,7 @@ def read_candidate(
     names = {"b": "B", "h": "H", "s": "S_q", "w": width, "p": "H·d_v"}
     named = ", ".join(names[axis] for axis in axes if names[axis])
     raise DataError(
-        f"--actual-{target}", f"expected ({named}) {expected}, got {tuple(actual.shape)}"
+        f"«actual_{target}»", f"expected ({named}) {expected}, got {tuple(actual.shape)}"
     )
 
 
@@ -93,7 +113,7 @@ def shapes_of(
     """
     sizes = problem.sizes
     if target is Target.OUTPUT and problem.dv is None:
-        raise DataError("--actual-output", "expected v beside it, got q and k alone")
+        raise DataError("«actual_output»", "expected v beside it, got q and k alone")
     width = {Target.OUTPUT: problem.dv or 0, Target.WEIGHTS: sizes.k_len, Target.LOGSUMEXP: 1}
     length = {"b": sizes.batch, "h": sizes.heads, "s": sizes.q_len, "w": width[target]}
     length["p"] = length["h"] * length["w"]
@@ -129,22 +149,27 @@ def values_dtype(actual: torch.Tensor) -> torch.dtype:
     return actual.dtype
 
 
-def mend(values: torch.Tensor, misread: Rearranged | None) -> torch.Tensor:
-    """Undo a misreading of a (B, H, S, w) tensor."""
+def undo_layout(values: torch.Tensor, error: LayoutError | None) -> torch.Tensor:
+    """A (B, H, S, w) tensor as it was before its memory was misread."""
     batch, heads, length, width = values.shape
-    if misread is None:
+    if error is None:
         return values
-    if misread is Rearranged.SWAPPED:
+    if error is LayoutError.SWAPPED:
         return values.transpose(1, 2)
-    if misread is Rearranged.BSHD_READ_AS_BHSD:
+    if error is LayoutError.BSHD_READ_AS_BHSD:
         return values.reshape(batch, length, heads, width).transpose(1, 2)
     by_row = values.transpose(1, 2)  # (B, S, H, w)
-    if misread is Rearranged.BHSD_READ_AS_BSHD:
+    if error is LayoutError.BHSD_READ_AS_BSHD:
         return by_row.reshape(batch, heads, length, width)
-    if misread is Rearranged.PACKED_WIDTH_FIRST:
+    if error is LayoutError.DH_SPLIT_AS_HD:
         return by_row.reshape(batch, length, width, heads).permute(0, 3, 1, 2)
     swapped = by_row.transpose(2, 3)  # (B, S, w, H)
     return swapped.reshape(batch, length, heads, width).transpose(1, 2)
+
+
+def apply_layout_error(tensor: torch.Tensor, error: LayoutError) -> torch.Tensor:
+    """A right (B, H, S, d) tensor as someone sees it who takes its memory for another order."""
+    return undo_layout(tensor, REVERSE[error])
 
 
 def _axes_of(target: Target, layout: Layout) -> tuple[list[str], list[tuple[str, str]]]:

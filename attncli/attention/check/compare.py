@@ -1,27 +1,20 @@
-"""Is this output right? A candidate against the float64 reference, block by block."""
+"""Is this output right? Candidates against the float64 reference, and against each other."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
-from attncli.attention.check.candidate import Candidate, Target, mend, read_candidate
-from attncli.attention.check.difference import Sums, errors_of, of_target
-from attncli.attention.check.nonfinite import why_broken
-from attncli.attention.check.places import Places, Tally, places_of
-from attncli.attention.check.tolerance import Tolerance, tolerance_of
-from attncli.attention.check.variant import Variant, evaluate, parts_of, right_variant
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from attncli.attention.options import AttentionOptions
-    from attncli.attention.problem import Problem
-
-__all__ = ["Candidate", "Comparison", "Target", "compare", "read_candidate"]
-
+from attncli.attention.check.candidate import Candidate, Target
+from attncli.attention.check.locations import ErrorLocations, RowErrors, why_broken
+from attncli.attention.check.tolerance import Tolerance, unit_roundoff
+from attncli.attention.check.variant import Variant, right_variant
+from attncli.attention.check.walk import Errors, ErrorSums, cells_of, difference, errors_of
+from attncli.attention.options import AttentionOptions
+from attncli.attention.problem import Problem
+from attncli.columns import column
 
 _FINITE_RIGHT = "every finite cell is right"
 
@@ -31,55 +24,109 @@ class Comparison:
     """One candidate against what is right.
 
     Attributes:
-        target: what was compared.
-        passed: whether every cell is within the tolerance and the axes lie as expected.
-        max_abs_error: largest |actual − expected| over the cells that are finite in both.
-        max_rel_error: largest |actual − expected| / |expected|, over those that are not 0.
-        rms_error: √ of the mean squared error over the same cells.
-        cosine: of the angle between both, −1 to 1; None where one of them is all 0.
-        mismatches: number of cells beyond the tolerance.
-        worst_index: (batch, head, row, column), without column for a log-sum-exp, of the cell
-            furthest off; None where there are no cells.
-        actual, expected: the values there.
-        rtol, atol: a cell passes where |actual − expected| ≤ atol + rtol·|expected|.
-        explanation: what was found out about a failure, one sentence; None for a pass.
-        findings: what it is made of, beside the number of cells: what the shape and NaN say, and
-            where the mismatches sit.
-        cells: number of cells compared.
-        n_nan, n_posinf, n_neginf: what the candidate holds that is not finite.
-        dtype: the narrowest dtype that holds the candidate's values; the tolerance is its.
+        target to notes: the record, described below.
+        findings: what the explanation is made of beside the number of cells: what the shape, NaN
+            and heads say, and where the mismatches sit.
         reading: the mistake that its shape shows already; None for the expected shape.
-        places: where the mismatches sit.
+        locations: where the mismatches sit.
         off: int64 (B, H, S_q), mismatches of each row.
     """
 
-    target: Target
-    passed: bool
-    max_abs_error: float
-    max_rel_error: float
-    rms_error: float
-    cosine: float | None
-    mismatches: int
-    worst_index: tuple[int, ...] | None
-    actual: float | None
-    expected: float | None
-    rtol: float
-    atol: float
-    explanation: str | None
+    target: Target = column("target", description="what was compared")
+    passed: bool = column(
+        "passed",
+        description="whether every cell is within the tolerance, every head's errors are such as "
+        "rounding explains, and the axes lie as expected",
+    )
+    max_abs_error: float = column(
+        "max abs error", description="largest |actual − expected| of cells finite in both"
+    )
+    max_rel_error: float = column(
+        "max rel error", description="largest |actual − expected| / |expected|, where not 0"
+    )
+    rms_error: float = column("rms error", description="√ of the mean squared error")
+    cosine: float | None = column(
+        "cosine", description="of the angle between both; none where one of them is all 0"
+    )
+    mismatches: int = column("mismatches", description="cells beyond the tolerance")
+    worst_index: tuple[int, ...] | None = column(
+        "worst at", description="(batch, head, row, column) of the cell furthest off"
+    )
+    actual: float | None = column("actual", description="the candidate there")
+    expected: float | None = column("expected", description="the reference there")
+    rtol: float = column("rtol", description="|actual − expected| ≤ atol + rtol·|expected| passes")
+    atol: float = column("atol", description="at the worst cell; each cell has its own")
+    explanation: str | None = column(None, description="what was found out about a failure")
+    cells: int = column("cells", description="cells compared")
+    dtype: str = column("dtype", description="narrowest that holds the values; sets the tolerance")
+    n_nan: int = column("nan", description="NaN in the candidate")
+    n_posinf: int = column("inf", description="+∞ in the candidate")
+    n_neginf: int = column("-inf", description="−∞ in the candidate")
+    worst_head: tuple[int, int] | None = column(
+        "worst head", description="(batch, head) whose error is the most times what is explained"
+    )
+    relative_error: float | None = column(
+        "relative error", description="there, rms error in units of the rms of what is expected"
+    )
+    explained_error: float | None = column(
+        "explained error", description="of it, what rounding explains; off beyond 8 times it"
+    )
+    heads_off: int = column("heads off", description="heads, over all batches, beyond that")
+    notes: tuple[str, ...] = column(None, description="what other programs do and is forgiven")
     findings: tuple[str, ...]
-    cells: int
-    n_nan: int
-    n_posinf: int
-    n_neginf: int
-    dtype: torch.dtype
     reading: str | None
-    places: Places
+    locations: ErrorLocations
     off: torch.Tensor = field(repr=False, compare=False)
 
     @property
     def finite_is_right(self) -> bool:
         """Whether nothing is wrong but NaN and inf in the candidate, or nothing at all."""
-        return self.mismatches == 0 or _FINITE_RIGHT in self.findings
+        return _FINITE_RIGHT in self.findings or not (self.mismatches or self.heads_off)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two candidates for the same tensor.
+
+    Attributes:
+        first, second: each against what is right.
+        closer: 1 or 2, the candidate with fewer NaN and inf out of place or, where these are as
+            many, with the smaller rms error; None where the two are alike.
+        max_abs_error: largest |first − second| over the cells that are finite in both.
+        rms_error: √ of the mean squared difference over the same cells.
+        cosine: of the angle between both, −1 to 1; None where one of them is all 0.
+        mismatches: cells in which they differ by more than both their tolerances together.
+        worst_index: (batch, head, row, column) of the cell in which they differ most; None where
+            there are no cells.
+        values: first and second there.
+        first_part: (batch, head, row) of the first row in which they part; None where they agree.
+        locations: where they part.
+    """
+
+    first: Comparison
+    second: Comparison
+    closer: int | None
+    max_abs_error: float
+    rms_error: float
+    cosine: float | None
+    mismatches: int
+    worst_index: tuple[int, ...] | None
+    values: tuple[float, float] | None
+    first_part: tuple[int, ...] | None
+    locations: ErrorLocations
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """A candidate, or the difference of two, on its way through the parts."""
+
+    candidate: Candidate
+    sums: ErrorSums
+    rows: RowErrors
+
+    @classmethod
+    def of(cls, candidate: Candidate, problem: Problem) -> _Gathered:
+        return cls(candidate, ErrorSums.of(candidate), RowErrors.of(candidate, problem))
 
 
 def compare(
@@ -99,103 +146,107 @@ def compare(
         rtol: relative tolerance; None for that of the candidate's dtype.
         atol: absolute tolerance, likewise.
     """
-    return compare_with(right_variant(problem, options), candidates, rtol=rtol, atol=atol)
+    tolerance = Tolerance.of(problem, rtol, atol)
+    return compare_with(right_variant(problem, options), candidates, tolerance)
 
 
 def compare_with(
     variant: Variant,
     candidates: Sequence[Candidate],
-    *,
-    rtol: float | None = None,
-    atol: float | None = None,
+    tolerance: Tolerance,
     tell: Callable[[int], None] | None = None,
 ) -> list[Comparison]:
     """The same against any variant of the problem.
 
     `tell` hears of every query and head that is done, how many more.
     """
-    runs = [_Run.of(candidate, variant, rtol, atol) for candidate in candidates]
-    with_output = any(run.candidate.target is Target.OUTPUT for run in runs)
-    if runs:
-        for rows, batches in real_rows(variant.problem):
-            for part in parts_of(variant, rows, batches):
-                expected = evaluate(variant, part, with_output=with_output)
-                for run in runs:
-                    cells = of_target(expected, run.candidate.target)
-                    actual = run.values[part.batch, part.head][:, :, part.rows.to(run.device)]
-                    errors = errors_of(
-                        run.candidate.target, actual, cells, run.tolerance, expected.empty
-                    )
-                    run.count_nonfinite(errors.actual)
-                    run.sums.add(errors, part)
-                    run.tally.add(errors, expected.empty, part)
-                if tell is not None:
-                    tell(expected.empty.numel())
-    return [_finish(run, variant) for run in runs]
+    return [_finish(one, variant, tolerance) for one in _walk(variant, candidates, tolerance, tell)]
 
 
-def real_rows(problem: Problem) -> Iterator[tuple[torch.Tensor, range]]:
-    """The queries that are not padding, int64 (R,), with the batches that have just these."""
-    sizes = problem.sizes
-    lengths = [problem.mask.real_queries(batch) for batch in range(sizes.batch)]
-    if len(set(lengths)) == 1:
-        yield torch.arange(lengths[0], device=problem.device), range(sizes.batch)
-        return
-    for batch, length in enumerate(lengths):
-        yield torch.arange(length, device=problem.device), range(batch, batch + 1)
+def compare_pair(
+    problem: Problem,
+    options: AttentionOptions,
+    first: Candidate,
+    second: Candidate,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> Pair:
+    """Compare two candidates for one target with each other and with the reference.
+
+    Args:
+        problem: what they were computed from.
+        options: what the problem was made with.
+        first, second: from `read_candidate`, of the same target.
+        rtol, atol: tolerances of each against the reference; None for those of its dtype.
+    """
+    variant, tolerance = right_variant(problem, options), Tolerance.of(problem, rtol, atol)
+    between = _Gathered.of(first, problem)
+    gathered = _walk(variant, [first, second], tolerance, between=between)
+    one, two = (_finish(each, variant, tolerance) for each in gathered)
+    sums, parted = between.sums, between.rows.wrong.nonzero()
+    order = parted[parted[:, 2].argsort(stable=True)] if len(parted) else parted
+    worst = sums.worst
+    return Pair(
+        first=one,
+        second=two,
+        closer=_closer(one, two),
+        max_abs_error=sums.max_abs,
+        rms_error=sums.rms,
+        cosine=sums.cosine,
+        mismatches=sums.mismatches,
+        worst_index=None if worst is None else worst[0],
+        values=None if worst is None else (worst[1], worst[2]),
+        first_part=tuple(order[0].tolist()) if len(order) else None,
+        locations=between.rows.locations,
+    )
 
 
-def real_queries(problem: Problem) -> torch.Tensor:
-    """Bool (B, S_q), True for queries that are not padding."""
-    rows = torch.arange(problem.sizes.q_len)
-    lengths = [problem.mask.real_queries(batch) for batch in range(problem.sizes.batch)]
-    return rows < torch.tensor(lengths, dtype=torch.int64)[:, None]
+def _walk(
+    variant: Variant,
+    candidates: Sequence[Candidate],
+    tolerance: Tolerance,
+    tell: Callable[[int], None] | None = None,
+    between: _Gathered | None = None,
+) -> list[_Gathered]:
+    """The errors of each candidate and, in `between`, those of the first against the second."""
+    gathered = [_Gathered.of(candidate, variant.problem) for candidate in candidates]
+    for part, expected, cells in cells_of(variant, candidates) if candidates else ():
+        found: list[Errors] = []
+        for one, actual in zip(gathered, cells, strict=True):
+            found.append(errors_of(one.candidate, actual, expected, tolerance))
+            one.sums.add(found[-1], part)
+            one.rows.add(found[-1], expected, part)
+        if between is not None:
+            # Each may be off by its own tolerance, to opposite sides.
+            allowed = found[0].allowed + found[1].allowed
+            parted = difference(found[0].actual, found[1].actual, allowed)
+            between.sums.add(parted, part)
+            between.rows.add(parted, expected, part)
+        if tell is not None:
+            tell(expected.empty.numel())
+    return gathered
 
 
-@dataclass(slots=True)
-class _Run:
-    """A candidate on its way through the blocks."""
-
-    candidate: Candidate
-    values: torch.Tensor
-    tolerance: Tolerance
-    sums: Sums
-    tally: Tally
-    n_nan: int = 0
-    n_posinf: int = 0
-    n_neginf: int = 0
-
-    @classmethod
-    def of(
-        cls, candidate: Candidate, variant: Variant, rtol: float | None, atol: float | None
-    ) -> _Run:
-        values = candidate.values
-        if candidate.target is Target.OUTPUT:
-            values = mend(values, variant.misread)
-        tolerance = tolerance_of(candidate.target, candidate.dtype, variant.problem, rtol, atol)
-        batch, heads, length, width = values.shape
-        return cls(candidate, values, tolerance, Sums(), Tally.of((batch, heads, length, width)))
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
-
-    def count_nonfinite(self, actual: torch.Tensor) -> None:
-        if bool(torch.isfinite(actual).all()):
-            return
-        self.n_nan += int(torch.isnan(actual).sum())
-        self.n_posinf += int(torch.isposinf(actual).sum())
-        self.n_neginf += int(torch.isneginf(actual).sum())
+def _closer(first: Comparison, second: Comparison) -> int | None:
+    keys = [(one.n_nan + one.n_posinf + one.n_neginf, one.rms_error) for one in (first, second)]
+    if keys[0] == keys[1]:
+        return None
+    return 1 if keys[0] < keys[1] else 2
 
 
-def _finish(run: _Run, variant: Variant) -> Comparison:
-    sums, candidate = run.sums, run.candidate
-    passed = sums.mismatches == 0 and candidate.reading is None
-    index, actual, expected = sums.worst or (None, None, None)
+def _finish(gathered: _Gathered, variant: Variant, tolerance: Tolerance) -> Comparison:
+    candidate, sums = gathered.candidate, gathered.sums
+    heads_off = int(sums.heads_off.sum())
+    passed = sums.mismatches == 0 and heads_off == 0 and candidate.reading is None
+    index, actual, expected, allowed = sums.worst or (None, None, None, 0.0)
     if index is not None and candidate.target is Target.LOGSUMEXP:
         index = index[:-1]
-    places = places_of(run.tally, variant.problem, real_queries(variant.problem))
-    findings = () if passed else _findings(run, variant, places)
+    rtol = 2 * unit_roundoff(candidate.dtype) if tolerance.rtol is None else tolerance.rtol
+    atol = max(0.0, allowed - rtol * abs(expected or 0.0))
+    head, relative, explained = sums.worst_head or (None, None, None)
+    locations = gathered.rows.locations
+    findings = () if passed else _findings(gathered, variant, heads_off, locations)
     return Comparison(
         target=candidate.target,
         passed=passed,
@@ -207,34 +258,55 @@ def _finish(run: _Run, variant: Variant) -> Comparison:
         worst_index=index,
         actual=actual,
         expected=expected,
-        rtol=run.tolerance.rtol,
-        atol=run.tolerance.atol,
-        explanation=None if passed else "; ".join([_share(run), *findings]),
+        rtol=rtol,
+        atol=atol if tolerance.atol is None else tolerance.atol,
+        explanation=None if passed else "; ".join([_share(sums), *findings]),
         findings=findings,
+        notes=_notes(sums),
         cells=sums.cells,
-        n_nan=run.n_nan,
-        n_posinf=run.n_posinf,
-        n_neginf=run.n_neginf,
-        dtype=candidate.dtype,
+        n_nan=sums.n_nan,
+        n_posinf=sums.n_posinf,
+        n_neginf=sums.n_neginf,
+        dtype=str(candidate.dtype).removeprefix("torch."),
         reading=candidate.reading,
-        places=places,
-        off=run.tally.wrong,
+        worst_head=head,
+        relative_error=relative,
+        explained_error=explained,
+        heads_off=heads_off,
+        locations=locations,
+        off=gathered.rows.wrong,
     )
 
 
-def _share(run: _Run) -> str:
-    wrong, cells = run.sums.mismatches, run.sums.cells
+def _share(sums: ErrorSums) -> str:
+    wrong, cells = sums.mismatches, sums.cells
     share = f"{wrong / cells:.2%}" if cells and wrong / cells >= 1e-4 else "less than 0.01%"
     return f"{wrong} of {cells} cells are off" + (f" ({share})" if wrong else "")
 
 
-def _findings(run: _Run, variant: Variant, places: Places) -> tuple[str, ...]:
-    """What the shape, the broken rows and the places of the errors say, a clause each."""
+def _notes(sums: ErrorSums) -> tuple[str, ...]:
+    if not sums.forgiven:
+        return ()
+    rows = f"{sums.forgiven} row{'s' * (sums.forgiven > 1)}"
+    return (f"+∞ in {rows} without a key is forgiven, as FlashAttention 2 has it; expected −∞",)
+
+
+def _findings(
+    gathered: _Gathered, variant: Variant, heads_off: int, locations: ErrorLocations
+) -> tuple[str, ...]:
+    """What shape, broken rows, heads and the places of the errors say, a clause each."""
+    candidate, sums = gathered.candidate, gathered.sums
     said = []
-    if run.candidate.reading is not None:
-        right = ", and so read it is right" if run.sums.mismatches == 0 else ""
-        said.append(f"its shape is that of {run.candidate.reading}{right}")
-    said += why_broken(run.candidate, run.tally, variant)
-    if said and run.sums.mismatches == run.n_nan + run.n_posinf + run.n_neginf > 0:
+    if candidate.reading is not None:
+        right = ", and so read it is right" if sums.mismatches + heads_off == 0 else ""
+        said.append(f"its shape is that of {candidate.reading}{right}")
+    said += why_broken(candidate, gathered.rows, variant)
+    if said and sums.mismatches == sums.n_nan + sums.n_posinf + sums.n_neginf > 0:
         said.append(_FINITE_RIGHT)
-    return (*said, *places.findings)
+    if heads_off and not sums.mismatches and sums.worst_head is not None:
+        (batch, head), error, explained = sums.worst_head
+        said.append(
+            f"batch {batch}, head {head} errs by {error:.2g} of its size, {error / explained:.2g} "
+            f"times what rounding explains"
+        )
+    return (*said, *locations.findings)

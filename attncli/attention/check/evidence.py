@@ -3,57 +3,58 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from attncli.attention.check.candidate import Candidate, Target, mend
-from attncli.attention.check.difference import (
-    errors_of,
-    forgive_empty,
-    of_target,
-    when_empty_of,
-)
-from attncli.attention.check.tolerance import RowSizes, Tolerance, tolerance_of
-from attncli.attention.check.variant import Expected, Part, Variant, evaluate, parts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from attncli.attention.problem import Problem
+from attncli.attention.check.candidate import Candidate, Target
+from attncli.attention.check.tolerance import Tolerance
+from attncli.attention.check.variant import Expected, Part, Variant, evaluate, parts_of, real_rows
+from attncli.attention.check.walk import ErrorSums, all_parts, cells_of, difference, errors_of
+from attncli.attention.problem import Problem
 
 # Cells of the sample that every mistake is tried on, and of the one that most fail on already.
 SAMPLE_CELLS = 1 << 20
-GLANCE_CELLS = 1 << 16
+QUICK_CELLS = 1 << 16
 _SEED = 20_250_101
+
+Rows = tuple[torch.Tensor, range]  # int64 (R,), ascending and no padding; neighbouring batches
 
 
 @dataclass(frozen=True, slots=True)
 class RowSample:
-    """Queries of neighbouring batches, of all heads.
+    """Queries of some batches, of all heads, cut into parts once: results are kept by part.
 
     Attributes:
-        batches: neighbours.
-        rows: int64 (R,), ascending, none of them padding.
+        parts: with neighbouring heads that can be computed alone.
+        parts_of_all_heads: with all heads, for variants in which they depend on each other.
     """
 
-    batches: range
-    rows: torch.Tensor
+    parts: tuple[Part, ...]
+    parts_of_all_heads: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, problem: Problem, rows: Iterable[Rows]) -> RowSample:
+        """Those rows of a problem."""
+        rows = list(rows)
+        alone, together = (
+            tuple(p for some in rows for p in parts_of(problem, *some, all_heads=all_heads))
+            for all_heads in (False, True)
+        )
+        return cls(alone, together)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FitResult:
     """How well a variant explains the candidates on some rows.
 
     Attributes:
         max_abs_error: largest finite error of any candidate; inf where a cell is NaN or inf and
             should not be.
-        mismatches: cells beyond the tolerance.
-        rms: for each candidate, √ of the mean squared error, in units of what its tolerance
-            allows a cell of typical size.
+        mismatches: cells beyond the tolerance, and heads whose errors rounding does not explain.
+        rms: for each candidate, √ of the mean square of error / tolerance.
         errors: for each candidate, √ of the mean squared error.
         differs: whether the variant differs from what is right by more than the tolerance.
         cells: cells compared.
@@ -66,20 +67,28 @@ class Verdict:
     differs: bool
     cells: int
 
-    def share_explained(self, before: Verdict) -> float | None:
+    def share_explained(self, before: FitResult) -> float | None:
         """How much of the squared error on the same rows is gone, at most 1, below 0 for more.
 
         The mean over the candidates; None where one of them had no error.
         """
-        pairs = list(zip(self.errors, before.errors, strict=True))
-        if not all(old > 0 and math.isfinite(new) for new, old in pairs):
-            return None
-        return math.fsum(1 - (new / old) ** 2 for new, old in pairs) / max(1, len(pairs))
+        return _mean_share(self.errors, before.errors)
+
+    def share_of_ratios(self, before: FitResult) -> float | None:
+        """The same of errors in units of what is allowed."""
+        return _mean_share(self.rms, before.rms)
 
     @property
     def explains(self) -> bool:
         """Whether every cell is within the tolerance."""
         return self.mismatches == 0 and self.cells > 0
+
+
+def _mean_share(after: Sequence[float], before: Sequence[float]) -> float | None:
+    pairs = list(zip(after, before, strict=True))
+    if not all(old > 0 and math.isfinite(new) for new, old in pairs):
+        return None
+    return math.fsum(1 - (new / old) ** 2 for new, old in pairs) / max(1, len(pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,203 +99,118 @@ class Evidence:
         base: what is right.
         candidates: what is to be explained.
         sample: the rows that mistakes are tried on.
-        glance: a few of them, on which most mistakes fail.
+        quick_rows: a few of them, on which most mistakes fail.
         complete: whether the sample holds every row, so that nothing is left to confirm.
-        rtol, atol: tolerances of the caller; None for those of the dtype.
-        off: int64 (B, H, S_q), mismatches of each row, summed over the candidates.
-        sizes: of the rows of Q, K and V.
+        tolerance: how far off is still right.
     """
 
     base: Variant
     candidates: tuple[Candidate, ...]
-    sample: tuple[RowSample, ...]
-    glance: tuple[RowSample, ...]
+    sample: RowSample
+    quick_rows: RowSample
     complete: bool
-    rtol: float | None
-    atol: float | None
-    off: torch.Tensor
-    sizes: RowSizes
+    tolerance: Tolerance
     # What is right for the parts of the sample: every mistake is held against it.
-    _right: dict[tuple[int, ...], Expected] = field(init=False, default_factory=dict, repr=False)
-    _before: dict[int, Verdict] = field(init=False, default_factory=dict, repr=False)
+    _right: dict[Part, Expected] = field(init=False, default_factory=dict, repr=False)
+    _before: dict[RowSample, FitResult] = field(init=False, default_factory=dict, repr=False)
 
-    def before(self, rows: tuple[RowSample, ...]) -> Verdict:
-        """How far the candidates are off on one of the samples without any mistake, found once."""
-        if id(rows) not in self._before:
-            self._before[id(rows)] = judge(self.base, self, rows)
-        return self._before[id(rows)]
+    def parts(self, variant: Variant, sample: RowSample | None) -> Iterable[Part]:
+        """The parts of a sample that a variant and the base can be evaluated on; None for all."""
+        if sample is None:
+            return all_parts(variant if variant.needs_all_heads else self.base)
+        together = variant.needs_all_heads or self.base.needs_all_heads
+        return sample.parts_of_all_heads if together else sample.parts
 
     def right(self, part: Part) -> Expected:
         """What is right for a part of the sample, computed once."""
-        ends = (part.batch.start, part.batch.stop, part.head.start, part.head.stop)
-        key = (part.rows.data_ptr(), len(part.rows), *ends)
-        if key not in self._right:
-            self._right[key] = evaluate(self.base, part, with_output=self.with_output)
-        return self._right[key]
+        if part not in self._right:
+            with_output = any(one.target is Target.OUTPUT for one in self.candidates)
+            self._right[part] = evaluate(self.base, part, with_output=with_output)
+        return self._right[part]
 
-    @property
-    def with_output(self) -> bool:
-        """Whether any candidate is an output."""
-        return any(candidate.target is Target.OUTPUT for candidate in self.candidates)
+    def before(self, sample: RowSample) -> FitResult:
+        """How far the candidates are off without any mistake, found once."""
+        if sample not in self._before:
+            self._before[sample] = judge(self.base, self, sample)
+        return self._before[sample]
 
 
-def gather(
+def sample_rows(
     base: Variant,
     candidates: Sequence[Candidate],
-    off: torch.Tensor,
-    rtol: float | None,
-    atol: float | None,
+    off: torch.Tensor | None = None,
+    tolerance: Tolerance | None = None,
 ) -> Evidence:
     """Choose the rows that mistakes are tried on.
 
     Args:
         base: what is right.
         candidates: what is to be explained.
-        off: int64 (B, H, S_q), mismatches of each row.
-        rtol, atol: tolerances of the caller; None for those of the dtype.
+        off: int64 (B, H, S_q), mismatches of each row; None where that is not known.
+        tolerance: how far off is still right; None for what the dtypes allow.
     """
-    problem = base.problem
-    sizes = problem.sizes
-    everything = tuple(all_row_samples(problem))
-    complete = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len <= SAMPLE_CELLS
-    sample = everything if complete else tuple(_chosen(problem, off, SAMPLE_CELLS))
-    few = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len <= GLANCE_CELLS
-    glance = everything if few else tuple(_chosen(problem, off, GLANCE_CELLS))
+    problem, sizes = base.problem, base.problem.sizes
+    off = torch.zeros(candidates[0].values.shape[:3], dtype=torch.int64) if off is None else off
+    cells = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len
+    samples = [
+        RowSample.of(problem, real_rows(problem) if cells <= most else _chosen(problem, off, most))
+        for most in (SAMPLE_CELLS, QUICK_CELLS)
+    ]
+    few = cells <= QUICK_CELLS
     return Evidence(
         base=base,
         candidates=tuple(candidates),
-        sample=sample,
-        glance=glance,
-        complete=complete,
-        rtol=rtol,
-        atol=atol,
-        off=off,
-        sizes=RowSizes.of(problem),
+        sample=samples[0],
+        quick_rows=samples[0] if few else samples[1],
+        complete=cells <= SAMPLE_CELLS,
+        tolerance=Tolerance.of(problem) if tolerance is None else tolerance,
     )
 
 
-def judge(variant: Variant, evidence: Evidence, rows: Iterable[RowSample] | None = None) -> Verdict:
+def judge(variant: Variant, evidence: Evidence, sample: RowSample | None = None) -> FitResult:
     """Compare the candidates with a variant, and the variant with what is right.
 
     Args:
         variant: how the candidates may have been computed.
         evidence: the candidates.
-        rows: samples of the evidence; None for every row, and then `differs` is not found out.
+        sample: rows of the evidence; None for every row, and then `differs` is not found out.
     """
-    tolerances = tolerances_of(variant, evidence)
-    values = [_as_read(candidate, variant) for candidate in evidence.candidates]
-    tallies = [_Tally() for _ in values]
-    needs_all = variant.needs_all_heads or evidence.base.needs_all_heads
-    cut = variant if variant.needs_all_heads == needs_all else evidence.base
-    for one in all_row_samples(variant.problem) if rows is None else rows:
-        for part in parts_of(cut, one.rows, one.batches):
-            right = None if rows is None else evidence.right(part)
-            found = evaluate(variant, part, with_output=evidence.with_output)
-            for index, candidate in enumerate(evidence.candidates):
-                actual = values[index][part.batch, part.head][:, :, part.rows.to("cpu")]
-                tallies[index].add(candidate.target, actual, found, right, tolerances[index])
-    return Verdict(
-        max_abs_error=max((tally.max_abs for tally in tallies), default=0.0),
-        mismatches=sum(tally.mismatches for tally in tallies),
-        rms=tuple(
-            tally.rms / allowed
-            if (allowed := tolerance.atol + tolerance.rtol * tally.typical)
-            else tally.rms
-            for tally, tolerance in zip(tallies, tolerances, strict=True)
-        ),
-        errors=tuple(tally.rms for tally in tallies),
-        differs=any(tally.differs for tally in tallies) or variant.misread is not None,
-        cells=sum(tally.cells for tally in tallies),
+    sums = [ErrorSums.of(candidate) for candidate in evidence.candidates]
+    differs = variant.layout_error is not None
+    parts = evidence.parts(variant, sample)
+    for part, expected, cells in cells_of(variant, evidence.candidates, parts):
+        for one, candidate, actual in zip(sums, evidence.candidates, cells, strict=True):
+            errors = errors_of(candidate, actual, expected, evidence.tolerance, lenient=True)
+            one.add(errors, part)
+            if sample is not None and not differs:
+                right = evidence.right(part).of(candidate.target).to(torch.float64)
+                differs = bool(difference(errors.expected, right, errors.allowed).wrong.any())
+    return fit_result(sums, differs=differs)
+
+
+def fit_result(sums: Sequence[ErrorSums], *, differs: bool) -> FitResult:
+    """What the errors of all candidates come to."""
+    return FitResult(
+        max_abs_error=max((math.inf if one.broken else one.max_abs for one in sums), default=0.0),
+        mismatches=sum(one.mismatches + int(one.heads_off.sum()) for one in sums),
+        rms=tuple(one.rms_allowed for one in sums),
+        errors=tuple(one.rms for one in sums),
+        differs=differs,
+        cells=sum(one.cells for one in sums),
     )
 
 
-def tolerances_of(variant: Variant, evidence: Evidence) -> list[Tolerance]:
-    """The tolerance of each candidate for a variant."""
-    return [
-        tolerance_of(
-            one.target,
-            one.dtype,
-            variant.problem,
-            evidence.rtol,
-            evidence.atol,
-            sizes=evidence.sizes,
-        )
-        for one in evidence.candidates
-    ]
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What is counted for one candidate."""
-
-    cells: int = 0
-    finite: int = 0
-    mismatches: int = 0
-    max_abs: float = 0.0
-    squares: float = 0.0
-    expected_squares: float = 0.0
-    differs: bool = False
-
-    def add(
-        self,
-        target: Target,
-        actual: torch.Tensor,
-        found: Expected,
-        right: Expected | None,
-        tolerance: Tolerance,
-    ) -> None:
-        expected = of_target(found, target)
-        errors = errors_of(target, actual, expected, tolerance, found.empty)
-        errors = forgive_empty(errors, found.empty, when_empty_of(found, target), tolerance)
-        self.cells += errors.error.numel()
-        self.mismatches += int(errors.wrong.sum())
-        if errors.error.numel():
-            self.max_abs = max(self.max_abs, float(errors.error.max()))
-            kept = torch.where(torch.isinf(errors.error), 0.0, errors.error)
-            self.squares += float((kept * kept).sum())
-            size = expected.to(torch.float64).nan_to_num(0.0, 0.0, 0.0)
-            self.expected_squares += float((size * size).sum())
-        if not self.differs and right is not None:
-            right_cells = of_target(right, target)
-            other = errors_of(target, expected, right_cells, tolerance, right.empty)
-            self.differs = bool(other.wrong.any())
-
-    @property
-    def rms(self) -> float:
-        return math.sqrt(self.squares / self.cells) if self.cells else 0.0
-
-    @property
-    def typical(self) -> float:
-        """√ of the mean square of what was expected."""
-        return math.sqrt(self.expected_squares / self.cells) if self.cells else 0.0
-
-
-def _as_read(candidate: Candidate, variant: Variant) -> torch.Tensor:
-    if candidate.target is Target.OUTPUT:
-        return mend(candidate.values, variant.misread)
-    return candidate.values
-
-
-def all_row_samples(problem: Problem) -> list[RowSample]:
-    """Every query that is not padding."""
-    from attncli.attention.check.compare import real_rows
-
-    return [RowSample(batches, rows) for rows, batches in real_rows(problem)]
-
-
-def _chosen(problem: Problem, off: torch.Tensor, cells: int) -> list[RowSample]:
+def _chosen(problem: Problem, off: torch.Tensor, cells: int) -> Iterator[Rows]:
     """Rows where mistakes show: worst ones, edges of every rule, and some by chance."""
     sizes = problem.sizes
     per_row = max(1, sizes.heads * sizes.k_len)
     batches = _chosen_batches(problem, off, max(1, cells // (8 * per_row)))
     count = max(4, min(64, cells // (per_row * max(1, len(batches)))))
-    found = []
     for batch in batches:
         real = problem.mask.real_queries(batch)
         rows = _chosen_rows(problem, off[batch].sum(0)[:real], batch, count)
         if len(rows):
-            found.append(RowSample(range(batch, batch + 1), rows.to(problem.device)))
-    return found
+            yield rows.to(problem.device), range(batch, batch + 1)
 
 
 def _chosen_batches(problem: Problem, off: torch.Tensor, count: int) -> list[int]:
@@ -321,8 +245,3 @@ def _edges(problem: Problem, batch: int, length: int) -> list[int]:
         wanted += [int(row) + step for row in change[:2].tolist() for step in (1, 2, 0)]
     wanted += np.flatnonzero(~mask.real_keys(batch))[:2].tolist()
     return [row for row in dict.fromkeys(wanted) if 0 <= row < length]
-
-
-def narrowed(evidence: Evidence, candidates: Iterable[Candidate]) -> Evidence:
-    """The same rows for some of the candidates."""
-    return replace(evidence, candidates=tuple(candidates))

@@ -1,40 +1,143 @@
-"""Mistakes that are read off the candidate: a scale nobody declared, values of other heads."""
+"""Mistakes read off the candidates: a scale nobody declared, values of other heads, dropout."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
-from attncli.attention.check.candidate import Target, mend
-from attncli.attention.check.evidence import judge
+from attncli.attention.check.candidate import Candidate, Target
+from attncli.attention.check.evidence import (
+    Evidence,
+    FitResult,
+    RowSample,
+    fit_result,
+    judge,
+)
 from attncli.attention.check.mistakes import Alternative
-from attncli.attention.check.scale_fit import best_scale
-from attncli.attention.check.variant import Variant, evaluate, parts_of
+from attncli.attention.check.variant import Variant
+from attncli.attention.check.walk import ErrorSums, cells_of, errors_of
 from attncli.attention.steps import weighted_sum
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+Errors = Callable[[float], torch.Tensor]
 
-    from attncli.attention.check.evidence import Evidence
-
+# Scales are looked for up to so many factors of two from 1/√d_k, to either side and sign.
+_POWERS = range(-10, 11)
+_GOLDEN = (5**0.5 - 1) / 2
+_NARROWINGS = 12
+_POLISHES = 12
 _DIGITS = (4, 6, 9, 12, 17)
+# So many weights have to be kept, and so many dropped, before a pattern is called one.
+_ENOUGH_KEPT = 8
+_ENOUGH_DROPPED = 3
+# Share of dropped weights against the p that the kept ones show, in standard errors.
+_SIGMAS = 5.0
+# A weight so many times what is allowed is large enough to tell dropped from small.
+_CLEAR = 16.0
+
+
+def best_scale(
+    variant: Variant,
+    evidence: Evidence,
+    sample: RowSample,
+    *,
+    starts: Sequence[float] = (),
+    noise: float = 0.0,
+) -> float | None:
+    """The scale that leaves the least squared error; None where the candidates tell none.
+
+    The best of a grid is narrowed down by golden sections between its neighbours, on the quick
+    rows of the evidence, and polished by Gauss–Newton steps, which find a zero residual to the
+    last digits where sections stop at the square root of the precision.
+
+    Args:
+        variant: how the candidates were computed, but for the scale.
+        evidence: the candidates.
+        sample: what the last digits are read from.
+        starts: scales to try besides the grid.
+        noise: root mean square of errors up to which two scales explain the same.
+    """
+    unit = 1 / math.sqrt(variant.problem.dk)
+    errors = scale_errors(variant, evidence, evidence.quick_rows)
+    grid = sorted({0.0, *starts, *(sign * unit * 2.0**p for p in _POWERS for sign in (1, -1))})
+    costs = [_cost(errors, scale) for scale in grid]
+    least = min(costs)
+    if not min(costs[0], costs[-1]) > least + noise**2:  # all fit alike, or any large one does
+        return None
+    best = costs.index(least)
+    narrow = _narrowed(errors, grid[best - 1], grid[best], grid[best + 1])
+    return _polished(scale_errors(variant, evidence, sample), narrow, unit)
+
+
+def scale_errors(variant: Variant, evidence: Evidence, sample: RowSample) -> Errors:
+    """Recomputed − given of all cells of the sample, float64 (n,), as a function of the scale.
+
+    What is not finite, and rows that see no key, count 0.
+    """
+    parts = list(evidence.parts(variant, sample))
+
+    def errors(scale: float) -> torch.Tensor:
+        tried = variant.with_problem(scale=scale)
+        found = [torch.zeros(1, dtype=torch.float64)]
+        for _, expected, cells in cells_of(tried, evidence.candidates, parts):
+            for candidate, actual in zip(evidence.candidates, cells, strict=True):
+                error = torch.where(expected.empty, 0.0, expected.of(candidate.target) - actual)
+                found.append(error.nan_to_num(0.0, 0.0, 0.0).flatten().cpu())
+        return torch.cat(found)
+
+    return errors
+
+
+def _cost(errors: Errors, scale: float) -> float:
+    return float(errors(scale).square().mean())
+
+
+def _narrowed(errors: Errors, low: float, best: float, high: float) -> float:
+    """The best of some golden sections of [low, high], and of what was known before."""
+    tried = {best: _cost(errors, best)}
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    for _ in range(_NARROWINGS):
+        for scale in (left, right):
+            if scale not in tried:
+                tried[scale] = _cost(errors, scale)
+        if tried[left] <= tried[right]:
+            high, right = right, left
+            left = high - _GOLDEN * (high - low)
+        else:
+            low, left = left, right
+            right = low + _GOLDEN * (high - low)
+    return min(tried, key=tried.__getitem__)
+
+
+def _polished(errors: Errors, scale: float, unit: float) -> float:
+    """Gauss–Newton steps while they help, the slope taken by differences."""
+    cost = _cost(errors, scale)
+    for _ in range(_POLISHES):
+        step = 1e-5 * max(abs(scale), 1e-3 * unit)
+        slope = (errors(scale + step) - errors(scale - step)) / (2 * step)
+        norm = float(slope @ slope)
+        if norm == 0:
+            break
+        moved = scale - float(slope @ errors(scale)) / norm
+        found = _cost(errors, moved)
+        if not found < cost:
+            break
+        scale, cost = moved, found
+    return scale
 
 
 def fitted_scale(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     """The scale that fits the candidates best, with as few digits as explain them."""
     starts = [variant.problem.scale]
-    found = best_scale(variant, evidence, evidence.glance, starts=starts)
+    found = best_scale(variant, evidence, evidence.quick_rows, starts=starts)
     if found is None:
         return
-    values = dict.fromkeys(float(f"{found:.{digits}g}") for digits in _DIGITS)
-    tried = [variant.with_problem(scale=value) for value in values]
-    for candidate in tried:
-        if judge(candidate, evidence, evidence.glance).explains:
-            yield _as_option(candidate)
-            return
-    yield _as_option(tried[-1])
+    values = list(dict.fromkeys(float(f"{found:.{digits}g}") for digits in _DIGITS))
+    tried = [Alternative(variant.with_problem(scale=value), {"scale": value}) for value in values]
+    explaining = (t for t in tried if judge(t.variant, evidence, evidence.quick_rows).explains)
+    yield next(explaining, tried[-1])
 
 
 def other_value_heads(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
@@ -44,32 +147,64 @@ def other_value_heads(variant: Variant, evidence: Evidence) -> Iterator[Alternat
     if problem.v is None or problem.kv_heads < 2 or not outputs or variant.needs_all_heads:
         return
     own = [problem.kv_head(head) for head in range(problem.sizes.heads)]
-    misfit = _misfit_of_value_heads(variant, evidence, mend(outputs[0].values, variant.misread))
-    best = misfit.argmin(1).tolist()
+    misfit = torch.zeros(problem.sizes.heads, problem.kv_heads, dtype=torch.float64)
+    parts = evidence.parts(variant, evidence.quick_rows)
+    for part, expected, (actual, *_) in cells_of(variant, outputs, parts):
+        for shared in range(problem.kv_heads):
+            v = problem.cast(problem.v[part.batch, shared : shared + 1])
+            error = weighted_sum(expected.weights, v, expected.weights > 0) - actual
+            squares = error.nan_to_num(0.0, 0.0, 0.0).square().sum((0, 2, 3))
+            misfit[part.head, shared] += squares.cpu()
     ties = misfit.gather(1, torch.tensor(own)[:, None])[:, 0] <= misfit.amin(1)
-    chosen = tuple(o if tie else b for o, b, tie in zip(own, best, ties.tolist(), strict=True))
+    best = zip(own, misfit.argmin(1).tolist(), ties.tolist(), strict=True)
+    chosen = tuple(o if tie else b for o, b, tie in best)
     if list(chosen) != own:
         yield Alternative(replace(variant, value_heads=chosen))
 
 
-def _misfit_of_value_heads(
-    variant: Variant, evidence: Evidence, actual: torch.Tensor
-) -> torch.Tensor:
-    """Float64 (H, H_kv): squared error of each query head with each value head."""
-    problem = variant.problem
-    assert problem.v is not None
-    total = torch.zeros(problem.sizes.heads, problem.kv_heads, dtype=torch.float64)
-    for one in evidence.glance:
-        for part in parts_of(variant, one.rows, one.batches):
-            weights = evaluate(variant, part, with_output=False).weights  # (b, h, R, S_k)
-            cells = actual[part.batch, part.head][:, :, part.rows.cpu()].to(torch.float64)
-            for shared in range(problem.kv_heads):
-                v = problem.cast(problem.v[part.batch, shared : shared + 1])
-                output = weighted_sum(weights, v, weights > 0).cpu().to(torch.float64)
-                error = (output - cells).nan_to_num(0.0, 0.0, 0.0)
-                total[part.head, shared] += (error * error).sum((0, 2, 3))
-    return total
+def find_dropout(variant: Variant, evidence: Evidence) -> FitResult | None:
+    """Dropout left on, which weights show: each is 0 or w/(1 − p), with one p for all.
+
+    An output has to follow from the weights, a log-sum-exp is as ever. None where no weights are
+    given, or where they show none.
+
+    Args:
+        variant: how attention was computed before the dropout.
+        evidence: the candidates.
+    """
+    sources = [one for one in evidence.candidates if one.target is Target.WEIGHTS]
+    factor = _dropout_factor(variant, evidence, sources[0]) if sources else None
+    if factor is None or factor <= 1:
+        return None
+    candidates = (sources[0], *(one for one in evidence.candidates if one is not sources[0]))
+    sums = [ErrorSums.of(candidate) for candidate in candidates]
+    kept = dropped = 0
+    for part, expected, cells in cells_of(variant, candidates, evidence.parts(variant, None)):
+        clear = expected.weights > _CLEAR * evidence.tolerance.allowed(sources[0], expected)
+        kept += int((clear & (cells[0] != 0)).sum())
+        dropped += int((clear & (cells[0] == 0)).sum())
+        left = expected.with_weights(torch.where(cells[0] != 0, expected.weights * factor, 0.0))
+        for one, candidate, actual in zip(sums, candidates, cells, strict=True):
+            one.add(errors_of(candidate, actual, left, evidence.tolerance), part)
+    found = fit_result(sums, differs=True)
+    probability = 1 - 1 / factor
+    error = math.sqrt(probability * (1 - probability) / max(1, kept + dropped))
+    as_many = abs(dropped / max(1, kept + dropped) - probability) <= _SIGMAS * error
+    if kept >= _ENOUGH_KEPT and dropped >= _ENOUGH_DROPPED and as_many:
+        return found
+    return replace(found, mismatches=max(1, found.mismatches))
 
 
-def _as_option(variant: Variant) -> Alternative:
-    return Alternative(variant, {"scale": variant.problem.scale})
+def _dropout_factor(variant: Variant, evidence: Evidence, source: Candidate) -> float | None:
+    """1/(1 − p), the median ratio of kept weights; None where too few are kept."""
+    ratios = [torch.zeros(0, dtype=torch.float64)]
+    parts = evidence.parts(variant, evidence.quick_rows)
+    for _, expected, (actual,) in cells_of(variant, [source], parts):
+        weights = expected.weights.to(torch.float64)
+        clear = weights > _CLEAR * evidence.tolerance.allowed(source, expected)
+        kept = clear & (actual > weights / 2)
+        # Large weights are known best, relatively.
+        best = kept & (weights >= weights[kept].median()) if bool(kept.any()) else kept
+        ratios.append((actual[best] / weights[best]).cpu())
+    found = torch.cat(ratios)
+    return float(found.median()) if len(found) >= _ENOUGH_KEPT // 2 else None

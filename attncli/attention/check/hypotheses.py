@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from attncli.attention.check.candidate import Candidate, Target
 from attncli.attention.check.compare import Comparison, compare_with
-from attncli.attention.check.dropout import find_dropout
-from attncli.attention.check.evidence import Evidence, Verdict, gather, judge
-from attncli.attention.check.fitted import fitted_scale, other_value_heads
-from attncli.attention.check.half import judge_half
-from attncli.attention.check.mistakes import (
-    MISTAKES,
-    TOGETHER,
-    Alternative,
-    Mistake,
-    options_text,
+from attncli.attention.check.evidence import Evidence, FitResult, judge, sample_rows
+from attncli.attention.check.fitted import find_dropout, fitted_scale, other_value_heads
+from attncli.attention.check.mistakes import MISTAKES, TOGETHER, Alternative, Mistake
+from attncli.attention.check.tolerance import Tolerance
+from attncli.attention.check.variant import (
+    HalfPrecision,
+    RoundedAt,
+    SoftmaxOver,
+    Variant,
+    right_variant,
 )
-from attncli.attention.check.variant import Variant, right_variant
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from attncli.attention.options import AttentionOptions
-    from attncli.attention.problem import Problem
+from attncli.attention.options import AttentionOptions
+from attncli.attention.problem import Problem
+from attncli.spelling import options_text
 
 # Of several that explain a candidate only those count whose errors are about as small as the
 # best one's: in half precision much lies within the tolerance.
@@ -36,6 +33,12 @@ _EQUALLY_SMALL = 0.02
 _BETTER = 0.5
 # A softmax over queries needs every row, even for a sample: above this it is tried last.
 _CHEAP_CELLS = 1 << 22
+# Scores rounded in the same way differ by how they were summed: most of the error is alike.
+_SAME_ROUNDING = 0.5
+_ROUNDED = {
+    torch.bfloat16: (RoundedAt.INPUTS, RoundedAt.SCORES, RoundedAt.SCALED),
+    torch.float16: (RoundedAt.SCORES, RoundedAt.SCALED),
+}
 _OVER_QUERIES = tuple(one for one in MISTAKES if one.name == "softmax:axis")
 
 
@@ -101,51 +104,50 @@ def check(
     base = right_variant(problem, options)
     if any(one.reading == "heads:averaged" for one in candidates):
         base = replace(base, heads_averaged=True)
-    compared = compare_with(base, candidates, rtol=rtol, atol=atol, tell=tell)
+    tolerance = Tolerance.of(problem, rtol, atol)
+    compared = compare_with(base, candidates, tolerance, tell)
     if all(comparison.passed for comparison in compared):
         return Check(tuple(compared), ())
-    found = _find(base, tuple(candidates), compared, rtol, atol)
+    off = torch.stack([comparison.off for comparison in compared]).sum(0)
+    evidence = sample_rows(base, candidates, off, tolerance)
+    found = _find(evidence, compared)
     named = [one for one in found if one.matches]
     explained = tuple(_with_names(comparison, named) for comparison in compared)
     return Check(explained, tuple(found))
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
+class _Attempt:
     """A mistake with its best alternative, and how much of the error that takes away."""
 
     name: str
     alternative: Alternative
-    verdict: Verdict
+    result: FitResult
     explained: float | None
 
 
-def _find(
-    base: Variant,
-    candidates: tuple[Candidate, ...],
-    compared: Sequence[Comparison],
-    rtol: float | None,
-    atol: float | None,
-) -> list[Hypothesis]:
-    off = sum(comparison.off for comparison in compared[1:]) + compared[0].off
-    evidence = gather(base, candidates, off, rtol, atol)
-    readings = list(dict.fromkeys(one.reading for one in candidates if one.reading))
-    prefix = "+".join(readings)
-    if readings and all(comparison.mismatches == 0 for comparison in compared):
+def _find(evidence: Evidence, compared: Sequence[Comparison]) -> list[Hypothesis]:
+    readings = [one.reading for one in evidence.candidates if one.reading]
+    prefix = "+".join(dict.fromkeys(readings))
+    if readings and not any(one.mismatches or one.heads_off for one in compared):
         largest = max(comparison.max_abs_error for comparison in compared)
         return [Hypothesis(name=prefix, max_abs_error=largest, matches=True)]
-    before = evidence.before(evidence.sample)
-    tried = [t for m in _single(evidence) if (t := _try(m, base, evidence)) is not None]
-    explaining = _explaining(tried, evidence, before)
-    if not explaining and _is_costly(base):
-        tried += [t for m in _OVER_QUERIES if (t := _try(m, base, evidence)) is not None]
-        explaining = _explaining(tried, evidence, before)
-    found = _as_hypotheses(tried, explaining, prefix)
-    found += _special(base, evidence, prefix, explained=bool(explaining))
+    tried = _attempts(_single(evidence), evidence)
+    explaining = _explaining(tried, evidence)
+    if not explaining and _is_costly(evidence.base):
+        tried += _attempts(_OVER_QUERIES, evidence)
+        explaining = _explaining(tried, evidence)
+    found = _as_hypotheses(tried, explaining)
+    dropout = find_dropout(evidence.base, evidence)
+    if dropout is not None:
+        found.append(_hypothesis("dropout", dropout, matches=dropout.explains and not explaining))
     if not any(one.matches for one in found):
-        found += _precision(base, evidence, prefix)
+        found += _precision(evidence)
     if not any(one.matches for one in found):
-        found += _pairs(base, evidence, before, prefix)
+        explaining = _explaining(_attempts(_pairs(), evidence), evidence)
+        found += _as_hypotheses(explaining, explaining)
+    if prefix:  # no option mends the order of the candidate's axes
+        found = [replace(one, name=f"{prefix}+{one.name}", changes={}) for one in found]
     return found
 
 
@@ -170,60 +172,57 @@ def _is_costly(variant: Variant) -> bool:
     return sizes.batch * sizes.heads * sizes.q_len * sizes.k_len > _CHEAP_CELLS
 
 
-def _try(mistake: Mistake, variant: Variant, evidence: Evidence) -> _Tried | None:
+def _attempts(mistakes: Iterable[Mistake], evidence: Evidence) -> list[_Attempt]:
+    return [one for mistake in mistakes if (one := _attempt(mistake, evidence)) is not None]
+
+
+def _attempt(mistake: Mistake, evidence: Evidence) -> _Attempt | None:
     """The alternative of a mistake that explains most; None where it would change nothing."""
-    best: _Tried | None = None
-    for alternative in mistake.alternatives(variant):
-        rows = evidence.glance
-        verdict = judge(alternative.variant, evidence, rows)
-        if verdict.explains and rows is not evidence.sample:
-            rows = evidence.sample
-            verdict = judge(alternative.variant, evidence, rows)
-        if not verdict.differs:
-            continue
-        if best is None or _order(verdict) < _order(best.verdict):
-            share = verdict.share_explained(evidence.before(rows))
-            best = _Tried(mistake.name, alternative, verdict, share)
+    best: _Attempt | None = None
+    for alternative in mistake.alternatives(evidence.base):
+        sample = evidence.quick_rows
+        result = judge(alternative.variant, evidence, sample)
+        if result.explains and sample is not evidence.sample:
+            sample = evidence.sample
+            result = judge(alternative.variant, evidence, sample)
+        if result.differs and (best is None or _order(result) < _order(best.result)):
+            share = result.share_explained(evidence.before(sample))
+            best = _Attempt(mistake.name, alternative, result, share)
     return best
 
 
-def _order(verdict: Verdict) -> tuple[bool, float, float]:
-    return not verdict.explains, sum(verdict.rms), verdict.max_abs_error
+def _order(result: FitResult) -> tuple[bool, float, float]:
+    return not result.explains, sum(result.rms), result.max_abs_error
 
 
-def _explaining(tried: Sequence[_Tried], evidence: Evidence, before: Verdict) -> list[_Tried]:
+def _explaining(tried: Sequence[_Attempt], evidence: Evidence) -> list[_Attempt]:
     """Those that explain every cell, confirmed on all rows, and are as good as the best."""
-    found = [one for one in tried if one.verdict.explains and _brings_down(one, before)]
+    before = evidence.before(evidence.sample)
+    found = [one for one in tried if one.result.explains and _brings_down(one.result, before)]
     if not evidence.complete:
-        confirmed = [
-            replace(one, verdict=judge(one.alternative.variant, evidence)) for one in found
-        ]
-        found = [one for one in confirmed if one.verdict.explains]
+        confirmed = [replace(one, result=judge(one.alternative.variant, evidence)) for one in found]
+        found = [one for one in confirmed if one.result.explains]
     if not found:
         return []
-    least = min(sum(one.verdict.rms) for one in found)
+    least = min(sum(one.result.rms) for one in found)
     limit = max(_AS_GOOD * least, least + _EQUALLY_SMALL)
-    found = [one for one in found if sum(one.verdict.rms) <= limit]
+    found = [one for one in found if sum(one.result.rms) <= limit]
     named = [one for one in found if one.name.startswith("scale:") and one.name != "scale:fitted"]
     return [one for one in found if one.name != "scale:fitted" or not named]
 
 
-def _brings_down(one: _Tried, before: Verdict) -> bool:
+def _brings_down(result: FitResult, before: FitResult) -> bool:
     """Whether the errors are clearly smaller than without the mistake."""
-    broken = before.max_abs_error == float("inf")
-    return broken or sum(one.verdict.rms) <= _BETTER * sum(before.rms)
+    return before.max_abs_error == float("inf") or sum(result.rms) <= _BETTER * sum(before.rms)
 
 
-def _as_hypotheses(
-    tried: Iterable[_Tried], explaining: Sequence[_Tried], prefix: str
-) -> list[Hypothesis]:
+def _as_hypotheses(tried: Iterable[_Attempt], explaining: Sequence[_Attempt]) -> list[Hypothesis]:
     confirmed = {one.name: one for one in explaining}
     return [
         Hypothesis(
-            name=f"{prefix}+{one.name}" if prefix else one.name,
-            # No option mends the order of the candidate's axes.
-            changes={} if prefix else one.alternative.changes,
-            max_abs_error=confirmed.get(one.name, one).verdict.max_abs_error,
+            name=one.name,
+            changes=one.alternative.changes,
+            max_abs_error=confirmed.get(one.name, one).result.max_abs_error,
             matches=one.name in confirmed,
             explained=one.explained,
         )
@@ -231,52 +230,44 @@ def _as_hypotheses(
     ]
 
 
-def _special(
-    base: Variant, evidence: Evidence, prefix: str, *, explained: bool
-) -> list[Hypothesis]:
-    """Dropout, which is no variant of the problem."""
-    dropout = find_dropout(base, evidence)
-    if dropout is None:
+def _hypothesis(name: str, result: FitResult, *, matches: bool) -> Hypothesis:
+    return Hypothesis(name=name, max_abs_error=result.max_abs_error, matches=matches)
+
+
+def _precision(evidence: Evidence) -> list[Hypothesis]:
+    """Scores in half precision, asked last: its errors are small and follow no formula.
+
+    The order of a sum is not known, so that an emulation cannot give the very errors of a
+    candidate; but scores that are rounded when they are stored come out the same wherever they
+    are computed, so that an emulation takes away most of the squared error.
+    """
+    base, before = evidence.base, evidence.before(evidence.quick_rows)
+    if base.softmax is not SoftmaxOver.KEYS or not base.problem.sizes.k_len:
         return []
-    return [
-        Hypothesis(
-            name=f"{prefix}+dropout" if prefix else "dropout",
-            max_abs_error=dropout.verdict.max_abs_error,
-            matches=dropout.verdict.explains and not explained,
-        )
-    ]
-
-
-def _precision(base: Variant, evidence: Evidence, prefix: str) -> list[Hypothesis]:
-    """Scores in half precision, asked last: its errors are small and follow no formula."""
     found: list[Hypothesis] = []
-    for dtype in (torch.bfloat16, torch.float16):
-        verdict = judge_half(base, evidence, dtype)
-        if verdict is None:
-            continue
+    for dtype, places in _ROUNDED.items():
+        results = [
+            judge(replace(base, half=HalfPrecision(dtype, at)), evidence, evidence.quick_rows)
+            for at in places
+        ]
+        best = max(results, key=lambda one: one.share_of_ratios(before) or -1.0)
+        alike = best.max_abs_error != float("inf")
+        matches = alike and (best.share_of_ratios(before) or 0.0) >= _SAME_ROUNDING
         name = f"precision:{str(dtype).removeprefix('torch.')}"
-        # What is the rounding of bfloat16 may have the size of float16's sums as well.
-        matches = verdict.explains and not any(one.matches for one in found)
-        found.append(
-            Hypothesis(
-                name=f"{prefix}+{name}" if prefix else name,
-                max_abs_error=verdict.max_abs_error,
-                matches=matches,
-            )
-        )
+        # What is the rounding of bfloat16 may have the size of float16's as well.
+        named = any(one.matches for one in found)
+        found.append(_hypothesis(name, best, matches=matches and not named))
     return found
 
 
-def _pairs(base: Variant, evidence: Evidence, before: Verdict, prefix: str) -> list[Hypothesis]:
-    """Two mistakes of different families, and tensors misread together; only those that match."""
-    tried = [t for m in TOGETHER if (t := _try(m, base, evidence)) is not None]
+def _pairs() -> Iterator[Mistake]:
+    """Two mistakes of different families, and tensors misread together."""
+    yield from TOGETHER
     for index, first in enumerate(MISTAKES):
         for second in MISTAKES[index + 1 :]:
-            if first.family != second.family and _plausible(first, second):
-                found = _try(_both(first, second), base, evidence)
-                tried += [] if found is None else [found]
-    explaining = _explaining(tried, evidence, before)
-    return _as_hypotheses(explaining, explaining, prefix)
+            # A softmax over another axis is no one's second mistake, and costs a pass of its own.
+            if first.family != second.family and "softmax:axis" not in (first.name, second.name):
+                yield _both(first, second)
 
 
 def _both(first: Mistake, second: Mistake) -> Mistake:
@@ -290,11 +281,6 @@ def _both(first: Mistake, second: Mistake) -> Mistake:
     return Mistake(f"{first.name}+{second.name}", alternatives)
 
 
-def _plausible(first: Mistake, second: Mistake) -> bool:
-    """A softmax over another axis is no one's second mistake, and costs a pass of its own."""
-    return "softmax:axis" not in (first.name, second.name)
-
-
 def _with_names(comparison: Comparison, named: Sequence[Hypothesis]) -> Comparison:
     """The comparison with the mistakes that explain it in its explanation."""
     if comparison.passed or not named:
@@ -302,6 +288,3 @@ def _with_names(comparison: Comparison, named: Sequence[Hypothesis]) -> Comparis
     told = [f"matches {one.name}" + (f" ({one.options})" if one.options else "") for one in named]
     said = [" or ".join(told), comparison.explanation]
     return replace(comparison, explanation="; ".join(text for text in said if text))
-
-
-__all__ = ["Check", "Hypothesis", "Target", "check"]

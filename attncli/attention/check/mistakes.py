@@ -9,18 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from attncli.attention.check.misreadings import misread_input, misread_output, misread_packing
+from attncli.attention.check.candidate import REVERSE, LayoutError, apply_layout_error
 from attncli.attention.check.variant import SoftmaxOver, Variant
 from attncli.attention.masks.build import MINUS_A_LOT
 from attncli.attention.masks.rules import AdditiveMask, BooleanMask
 from attncli.attention.options import MaskTrue
-
-if TYPE_CHECKING:
-    from attncli.attention.problem import Problem
+from attncli.attention.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +33,6 @@ class Alternative:
 
     variant: Variant
     changes: dict[str, Any] = field(default_factory=dict)
-
-
-def options_text(changes: dict[str, Any]) -> str:
-    """Changed options as the command line spells them, those to be left out last."""
-    given = [
-        " ".join(option_words(name, value)) for name, value in changes.items() if value is not None
-    ]
-    left_out = [option_name(name) for name, value in changes.items() if value is None]
-    return " ".join([*given, *(["without", *left_out] if left_out else [])])
-
-
-def option_words(name: str, value: Any) -> list[str]:
-    """One field of `AttentionOptions` as words of the command line."""
-    if isinstance(value, bool):
-        return [option_name(name) if value else option_name(f"no_{name}")]
-    if isinstance(value, tuple):
-        value = ",".join(map(str, value))
-    return [option_name(name), repr(value) if isinstance(value, float) else str(value)]
-
-
-def option_name(name: str) -> str:
-    """The option that sets a field."""
-    return "--" + name.replace("_", "-")
 
 
 Alternatives = Callable[[Variant], Iterable[Alternative]]
@@ -285,15 +260,85 @@ def _with_kv_heads(variant: Variant, chosen: list[int]) -> Variant:
     return variant.with_problem(k=problem.k[:, chosen], v=v)
 
 
+_ORDERS = (LayoutError.BSHD_READ_AS_BHSD, LayoutError.BHSD_READ_AS_BSHD)
+_PACKINGS = (LayoutError.DH_SPLIT_AS_HD, LayoutError.HD_SPLIT_AS_DH)
+
+
 def _layout(*roles: str) -> Alternatives:
+    """The inputs of these roles ("q", "k", "v") misread, and the output ("output") with them."""
+    inputs = [role for role in roles if role != "output"]
+
     def alternatives(variant: Variant) -> Iterator[Alternative]:
-        yield from map(Alternative, misread_input(variant, roles))
+        problem = variant.problem
+        if problem.v is None and {"v", "output"} & set(roles):
+            return
+        shapes = [getattr(problem, role).shape for role in inputs]
+        if not any(s[1] > 1 and s[2] > 1 for s in shapes):
+            return
+        square = all(s[1] == s[2] > 1 for s in shapes)
+        for error in (*_ORDERS, *([LayoutError.SWAPPED] if square else [])):
+            changed = _misread(variant, inputs, error)
+            if "output" not in roles:
+                yield Alternative(changed)
+                continue
+            # A kernel that takes its inputs for one order writes its output in that order too.
+            for written in dict.fromkeys((error, REVERSE[error])):
+                yield Alternative(replace(changed, layout_error=written))
 
     return alternatives
 
 
-def _layout_of(misread: Callable[[Variant], Iterable[Variant]]) -> Alternatives:
-    return lambda variant: map(Alternative, misread(variant))
+def _layout_of_output(variant: Variant) -> Iterator[Alternative]:
+    """The candidate's output written in another order."""
+    sizes = variant.problem.sizes
+    if variant.problem.v is None or variant.layout_error is not None:
+        return
+    if sizes.heads > 1 and sizes.q_len > 1:
+        square = [LayoutError.SWAPPED] if sizes.heads == sizes.q_len else []
+        for error in (*_ORDERS, *square):
+            yield Alternative(replace(variant, layout_error=error))
+
+
+def _packed_wrongly(variant: Variant) -> Iterator[Alternative]:
+    """Packed heads, of inputs, of the output or of both, split wrongly.
+
+    Width and heads may be exchanged inside of a row, or one fused row of Q, K and V may have been
+    split per head in the place of per tensor, or the reverse.
+    """
+    problem = variant.problem
+    if problem.sizes.heads < 2:
+        return
+    with_output = problem.v is not None and variant.layout_error is None
+    for error in _PACKINGS:
+        roles = ("q", "k", "v") if problem.v is not None else ("q", "k")
+        inputs = _misread(variant, roles, error)
+        yield Alternative(inputs)
+        if with_output:
+            yield Alternative(replace(variant, layout_error=error))
+            for written in _PACKINGS:
+                yield Alternative(replace(inputs, layout_error=written))
+    yield from _fused(variant)
+
+
+def _fused(variant: Variant) -> Iterator[Alternative]:
+    """Q, K and V of one projection, split as (3, H, d) where (H, 3, d) was meant, or reversed."""
+    problem = variant.problem
+    if problem.v is None or not problem.q.shape == problem.k.shape == problem.v.shape:
+        return
+    three = torch.stack([t.transpose(1, 2) for t in (problem.q, problem.k, problem.v)], 2)
+    batch, length, _, heads, width = three.shape  # (B, S, 3, H, d)
+    per_head = three.reshape(batch, length, heads, 3, width).transpose(2, 3)
+    per_tensor = three.transpose(2, 3).reshape(batch, length, 3, heads, width)
+    for split in (per_head, per_tensor):
+        q, k, v = (split[:, :, index].transpose(1, 2) for index in range(3))
+        yield Alternative(variant.with_problem(q=q, k=k, v=v))
+
+
+def _misread(variant: Variant, roles: Iterable[str], error: LayoutError) -> Variant:
+    tensors = {role: getattr(variant.problem, role) for role in roles}
+    return variant.with_problem(
+        **{role: apply_layout_error(tensor, error) for role, tensor in tensors.items()}
+    )
 
 
 _UNNORMALISED = (SoftmaxOver.ALL_KEYS, SoftmaxOver.ADDED_KEYS, SoftmaxOver.NOTHING)
@@ -326,8 +371,8 @@ MISTAKES = (
     Mistake("layout:q", _layout("q")),
     Mistake("layout:k", _layout("k")),
     Mistake("layout:v", _layout("v")),
-    Mistake("layout:output", _layout_of(misread_output)),
-    Mistake("layout:packed", _layout_of(misread_packing)),
+    Mistake("layout:output", _layout_of_output),
+    Mistake("layout:packed", _packed_wrongly),
     Mistake("softmax:axis", _softmax(SoftmaxOver.QUERIES, SoftmaxOver.HEADS)),
     Mistake("softmax:unnormalised", _softmax(*_UNNORMALISED)),
     Mistake("sinks:missing", _no_sinks),

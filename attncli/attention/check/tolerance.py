@@ -1,13 +1,15 @@
-"""How far an honest kernel may be off: |actual − expected| ≤ atol + rtol·|expected|.
+"""How far an honest kernel may be off, cell by cell.
 
 With u the unit roundoff of the candidate's dtype, u₃₂ that of the arithmetic of its logits
-(float32, also beside float16 and bfloat16; float64 for float64), v = max |V| and
-L = max‖q‖·max‖k‖·|scale| + the largest bias, which bounds every logit and, with it, its rounding:
+(2⁻²⁴, also beside float16 and bfloat16; 2⁻⁵³ beside float64), L_i the largest |logit| of row i,
+or ‖q_i‖·max‖k_j‖·|scale| where that is more, since the terms of a score that cancel are rounded
+too, and a_ic = Σ_j w_ij·|v_jc| of the very cell, |actual − expected| may be
 
-    target      rtol                  atol
-    output      2u                    v·(u + 4·u₃₂·(1 + L))
-    weights     2u + 8·u₃₂·(1 + L)    u², at least the dtype's smallest number
-    logsumexp   2u                    4·u₃₂·(1 + L + ln S_k)
+    target      of |expected|                  beside it
+    output      2u                             a_ic·(u + 4·u₃₂·(1 + L_i)), for float16 plus
+                                               2⁻²⁵·Σ_j |v_jc| of the visible keys
+    weights     2u + 8·u₃₂·(1 + L_i)           u², at least the dtype's smallest number
+    logsumexp   2u                             4·u₃₂·(1 + L_i + ln S_k)
 
     dtype       u
     float64     2⁻⁵³
@@ -17,115 +19,105 @@ L = max‖q‖·max‖k‖·|scale| + the largest bias, which bounds every logit
     float8      2⁻⁴ (e4m3), 2⁻³ (e5m2)
 
 An output errs by Σ δ_j·w_j·v_j with |δ_j| ≤ u for the rounding of weights before they meet V, by
-the rounding of the logits times the spread of the values, and by its own last rounding.
+the rounding of the logits, and by its own last rounding; weights that are subnormal in float16
+err by up to 2⁻²⁵ each.
+
+Such errors are independent of each other. With c_i = u + 4·u₃₂·(1 + L_i), rounding explains an
+error of √(c_i²·(e_ic² + Σ_j w_ij²·v_jc²)) in a cell, and of the root mean square of that in a
+head: cells of a head that all err to their limit, or that all are 0 where the values average out,
+are seen there.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from attncli.attention.check.candidate import Target
-from attncli.attention.masks.build import MINUS_A_LOT
-from attncli.attention.masks.mask import Mask, head_masks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from attncli.attention.problem import Problem
+from attncli.attention.check.candidate import Candidate, Target
+from attncli.attention.check.variant import Expected
+from attncli.attention.problem import Problem
 
 _LOGIT_ROUNDINGS = 4.0
-# Larger mask files are not looked through for keys that all queries miss: each variant would pay.
-_FILE_CELLS = 1 << 22
+# Half the distance of float16's subnormal numbers.
+_SUBNORMAL_ERROR = 2.0**-25
 # Beyond so many nats below a row's maximum a weight is too small for its rounding to be seen.
 _FAR_BELOW = 50.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far off is still right: |actual − expected| ≤ atol + rtol·|expected|."""
-
-    rtol: float
-    atol: float
-
-    def allowed(self, expected: torch.Tensor) -> torch.Tensor:
-        """The largest error that passes, per cell."""
-        return self.atol + self.rtol * expected.abs()
-
-
-@dataclass(frozen=True, slots=True)
-class RowSizes:
-    """How large the rows of Q, K and V are, found once: many variants share these tensors.
+    """How far off is still right.
 
     Attributes:
-        tensors: Q, K and, where there are values, V, each (B, H, S, d).
-        longest: float64 (B, S) for each, the largest Euclidean norm of a row over the heads.
-        largest: float64 (B, S) for each, the largest |entry|.
+        rtol: relative tolerance of the caller; None for that of the dtype.
+        atol: absolute tolerance of the caller, in the unit of the target; None likewise.
+        dtype: of the reference's arithmetic, whose rounding counts too.
     """
 
-    tensors: tuple[torch.Tensor, ...]
-    longest: tuple[torch.Tensor, ...]
-    largest: tuple[torch.Tensor, ...]
+    rtol: float | None
+    atol: float | None
+    dtype: torch.dtype
 
     @classmethod
-    def of(cls, problem: Problem) -> RowSizes:
-        """Those of a problem."""
-        tensors = tuple(t for t in (problem.q, problem.k, problem.v) if t is not None)
-        return cls(
-            tensors,
-            tuple(_norms(tensor) for tensor in tensors),
-            tuple(_maxima(tensor) for tensor in tensors),
-        )
+    def of(
+        cls, problem: Problem, rtol: float | None = None, atol: float | None = None
+    ) -> Tolerance:
+        """The tolerance beside a reference, unless the caller has one of their own."""
+        return cls(rtol, atol, problem.dtype)
 
-    def longest_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Float64 (B, S); looked up where the tensor is one of these."""
-        known = zip(self.tensors, self.longest, strict=True)
-        return _first_of(known, tensor, _norms)
+    def allowed(self, candidate: Candidate, expected: Expected) -> torch.Tensor:
+        """The largest error that passes, float64, broadcastable to (b, h, R, w)."""
+        return self.bounds(candidate, expected)[0]
 
-    def largest_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Float64 (B, S); looked up where the tensor is one of these."""
-        known = zip(self.tensors, self.largest, strict=True)
-        return _first_of(known, tensor, _maxima)
+    def bounds(
+        self, candidate: Candidate, expected: Expected
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The largest error that passes in a cell, and what rounding explains in a head.
 
+        Returns:
+            Float64, broadcastable to (b, h, R, w); and Σ over the cells of the squared error that
+            rounding explains, float64 (b, h), None but for outputs without a tolerance of the
+            caller.
+        """
+        unit, inner = unit_roundoff(candidate.dtype), self._of_logits(candidate)
+        size = expected.of(candidate.target).to(torch.float64).abs().nan_to_num(0.0, 0.0, 0.0)
+        own = (2 * unit if self.rtol is None else self.rtol) * size
+        if self.rtol is None and candidate.target is Target.WEIGHTS:
+            logit = torch.maximum(largest_logit(expected), expected.logits.abs().nan_to_num(0, 0))
+            own = own + 2 * inner * (1 + logit) * size
+        if self.atol is not None:
+            return own + self.atol, None
+        if candidate.target is Target.WEIGHTS:
+            smallest = torch.finfo(candidate.dtype).smallest_normal * 2 * unit
+            return own + max(unit * unit, smallest), None
+        logit = 1 + largest_logit(expected)  # (b, h, R, 1)
+        if candidate.target is Target.LOGSUMEXP:
+            keys = math.log(max(1, expected.weights.shape[-1]))
+            return own + inner * (logit + keys), None
+        return self._of_output(candidate, expected, own, unit + inner * logit)
 
-def tolerance_of(
-    target: Target,
-    dtype: torch.dtype,
-    problem: Problem,
-    rtol: float | None = None,
-    atol: float | None = None,
-    *,
-    sizes: RowSizes | None = None,
-) -> Tolerance:
-    """The tolerance for a candidate, unless the caller has one of their own.
+    def _of_output(
+        self, candidate: Candidate, expected: Expected, own: torch.Tensor, rounding: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`bounds` of an output, of c_i (b, h, R, 1)."""
+        assert expected.output is not None
+        assert expected.v is not None
+        weights, v = _finite(expected.weights), _finite(expected.v)
+        off = weights * rounding  # (b, h, R, S_k), how far each weight may be off
+        if candidate.dtype == torch.float16:
+            off = off + _SUBNORMAL_ERROR * expected.visible
+        allowed = own + off @ v.abs()
+        if self.rtol is not None:
+            return allowed, None
+        of_keys = (off.square().sum(2) * v.square().sum(-1)).sum(-1)  # (b, h)
+        return allowed, of_keys + (rounding * _finite(expected.output)).square().sum((2, 3))
 
-    Args:
-        target: what is compared.
-        dtype: that of the candidate's values.
-        problem: what it was computed from.
-        rtol: relative tolerance; None for the table's.
-        atol: absolute tolerance, in the unit of the target; None for the table's.
-        sizes: of a problem that shares tensors with this one; None to find them out.
-    """
-    sizes = RowSizes.of(problem) if sizes is None else sizes
-    seen = _seen_keys(problem.mask)
-    unit = unit_roundoff(dtype)
-    inner = _LOGIT_ROUNDINGS * unit_of_arithmetic(dtype, problem)
-    logit = 1 + _largest_logit(problem, sizes, seen)
-    if target is Target.OUTPUT:
-        largest = 0.0
-        if problem.v is not None:
-            largest = _largest(sizes.largest_of(problem.v), seen)
-        found = Tolerance(2 * unit, largest * (unit + inner * logit))
-    elif target is Target.WEIGHTS:
-        smallest = torch.finfo(dtype).smallest_normal * 2 * unit  # half a subnormal step and more
-        found = Tolerance(2 * unit + 2 * inner * logit, max(unit * unit, smallest))
-    else:
-        found = Tolerance(2 * unit, inner * (logit + math.log(max(1, problem.sizes.k_len))))
-    return Tolerance(found.rtol if rtol is None else rtol, found.atol if atol is None else atol)
+    def _of_logits(self, candidate: Candidate) -> float:
+        """4·u₃₂, of the candidate's arithmetic or of ours, whichever is coarser."""
+        theirs = torch.float64 if candidate.dtype == torch.float64 else torch.float32
+        return _LOGIT_ROUNDINGS * max(unit_roundoff(theirs), unit_roundoff(self.dtype))
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -133,79 +125,18 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def unit_of_arithmetic(dtype: torch.dtype, problem: Problem) -> float:
-    """The unit roundoff of the logits, of the candidate's or of ours, whichever is coarser."""
-    theirs = torch.float64 if dtype == torch.float64 else torch.float32
-    return max(unit_roundoff(theirs), unit_roundoff(problem.dtype))
+def largest_logit(expected: Expected) -> torch.Tensor:
+    """L_i, float64 (b, h, R, 1), of keys whose weight is not too small for rounding to be seen."""
+    logits = expected.logits
+    if not logits.shape[-1]:
+        return logits.new_zeros(*logits.shape[:-1], 1, dtype=torch.float64)
+    near = logits >= logits.amax(-1, keepdim=True) - _FAR_BELOW
+    largest = torch.where(near, logits.abs(), 0.0).amax(-1, keepdim=True)
+    size = torch.maximum(largest, expected.terms)
+    return size.to(torch.float64).nan_to_num(0.0, 0.0, 0.0)
 
 
-def _largest_logit(problem: Problem, sizes: RowSizes, seen: torch.Tensor) -> float:
-    """A bound of |logit|, by Cauchy and Schwarz: no score is computed."""
-    queries, keys = sizes.longest_of(problem.q), sizes.longest_of(problem.k)
-    bound = _largest(queries, _real_queries(problem)) * _largest(keys, seen)
-    bound = bound * abs(problem.scale) / problem.temperature
-    return (bound if math.isfinite(bound) else 0.0) + _largest_bias(problem)
-
-
-def _largest_bias(problem: Problem) -> float:
-    found = 0.0
-    mask = problem.mask
-    if mask.added is not None:
-        for batch in torch.as_tensor(mask.added):
-            for head in batch:
-                sizes = head.to(torch.float64)
-                kept = torch.where(sizes > MINUS_A_LOT, sizes.abs(), 0.0)
-                found = max(found, float(kept.max()) if kept.numel() else 0.0)
-    if mask.slopes is not None and len(mask.slopes):
-        found += min(_FAR_BELOW, float(mask.slopes.max()) * problem.sizes.k_len)
-    if problem.sinks is not None:
-        sinks = torch.where(problem.sinks > MINUS_A_LOT, problem.sinks.abs(), 0.0)
-        found += float(sinks.max()) if len(sinks) else 0.0
-    return found
-
-
-def _norms(tensor: torch.Tensor) -> torch.Tensor:
-    """Float64 (B, S): the largest Euclidean norm of a row over the heads."""
-    norms = [torch.linalg.vector_norm(one.to(torch.float64), dim=-1).amax(0) for one in tensor]
-    return torch.stack(norms) if norms else torch.zeros(0, 0, dtype=torch.float64)
-
-
-def _maxima(tensor: torch.Tensor) -> torch.Tensor:
-    """Float64 (B, S): the largest |entry| of a row over the heads."""
-    if not tensor.shape[-1]:
-        return torch.zeros(tensor.shape[0], tensor.shape[2], dtype=torch.float64)
-    maxima = [one.to(torch.float64).abs().amax((0, 2)) for one in tensor]
-    return torch.stack(maxima) if maxima else torch.zeros(0, 0, dtype=torch.float64)
-
-
-def _first_of(
-    known: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    tensor: torch.Tensor,
-    find: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    for one, sizes in known:
-        if one is tensor:
-            return sizes
-    return find(tensor)
-
-
-def _largest(sizes: torch.Tensor, seen: torch.Tensor | None = None) -> float:
-    """The largest of (B, S), NaN and inf left out, and rows that are not seen."""
-    kept = torch.where(torch.isfinite(sizes), sizes, 0.0)
-    if seen is not None:
-        kept = torch.where(seen.to(kept.device), kept, 0.0)
-    return float(kept.max()) if kept.numel() else 0.0
-
-
-def _seen_keys(mask: Mask) -> torch.Tensor:
-    """Bool (B | 1, S_k): what lies in padding is garbage of any size and must not count."""
-    seen = torch.zeros(mask.sizes.batch if mask.differs(0) else 1, mask.sizes.k_len).bool()
-    for batch, _, view in head_masks(mask.on_host()):
-        seen[batch or 0] |= torch.from_numpy(view.marginals.used > 0)
-    return seen
-
-
-def _real_queries(problem: Problem) -> torch.Tensor:
-    """Bool (B | 1, S_q): padded queries are compared with nothing, whatever they hold."""
-    lengths = torch.as_tensor(problem.mask.query_lengths).cpu()
-    return torch.arange(problem.sizes.q_len) < lengths[:, None]
+def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    """Float64, without NaN and inf; the same tensor where it holds none."""
+    exact = tensor.to(torch.float64)
+    return exact if math.isfinite(float(exact.sum())) else exact.nan_to_num(0.0, 0.0, 0.0)

@@ -7,20 +7,18 @@ fields of `Variant`, so that any two can be combined.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from attncli.attention import steps
+from attncli.attention.check.candidate import LayoutError, Target
 from attncli.attention.masks.build import build_mask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from attncli.attention.options import AttentionOptions
-    from attncli.attention.problem import Problem
+from attncli.attention.options import AttentionOptions
+from attncli.attention.problem import Problem
 
 # Cells of one block: 2¹⁸ float64 are 2 MiB, so that a handful of such arrays stay in the cache.
 BLOCK_CELLS = 1 << 18
@@ -40,14 +38,20 @@ class SoftmaxOver(StrEnum):
     NOTHING = "nothing: exponentials as they are"
 
 
-class Rearranged(StrEnum):
-    """How the memory of a (B, H, S, d) tensor was misread."""
+class RoundedAt(StrEnum):
+    """Where scores pass through half precision."""
 
-    SWAPPED = "axes H and S exchanged"
-    BSHD_READ_AS_BHSD = "(B, S, H, d) in memory, read as (B, H, S, d)"
-    BHSD_READ_AS_BSHD = "(B, H, S, d) in memory, read as (B, S, H, d)"
-    PACKED_WIDTH_FIRST = "packed as d·H, read as H·d"
-    PACKED_HEADS_FIRST = "packed as H·d, read as d·H"
+    INPUTS = "queries and keys"
+    SCORES = "scores, rounded when stored"
+    SCALED = "queries scaled first, scores rounded when stored"
+
+
+@dataclass(frozen=True, slots=True)
+class HalfPrecision:
+    """Scores computed in float32 and rounded to float16 or bfloat16 on their way."""
+
+    dtype: torch.dtype
+    at: RoundedAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ class Variant:
         cap_after_mask: the soft cap is applied to masked logits, so that hidden keys get weight.
         heads_averaged: every head uses the mean of all heads' weights.
         value_heads: the value head of each query head; None for the right ones.
-        misread: how the candidate's output was laid out wrongly; None if it was not.
+        layout_error: how the candidate's output was laid out wrongly; None if it was not.
+        half: where scores were rounded to half precision; None for nowhere.
     """
 
     problem: Problem
@@ -70,7 +75,8 @@ class Variant:
     cap_after_mask: bool = False
     heads_averaged: bool = False
     value_heads: tuple[int, ...] | None = None
-    misread: Rearranged | None = None
+    layout_error: LayoutError | None = None
+    half: HalfPrecision | None = None
     # Column sums of a softmax over queries need every row: found once. Not copied by `replace`.
     _columns: dict[int, torch.Tensor] = field(init=False, default_factory=dict, compare=False)
 
@@ -102,7 +108,7 @@ class Variant:
         return replace(self, options=options, problem=problem)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """Some query rows of some neighbouring heads and batches."""
 
@@ -120,15 +126,35 @@ class Expected:
         weights: (b, h, R, S_k).
         logsumexp: (b, h, R, 1).
         empty: bool (b, h, R, 1), True for a query that sees no key.
-        when_empty: what an empty row holds where hidden logits are finite and all alike: the
-            mean of the values (b, h, 1, d_v); None without values.
+        logits: (b, h, R, S_k), what the softmax was given, −inf at invisible cells.
+        terms: (b, h, R, 1), ‖q‖·‖k‖·|scale| of the longest key that is seen: how large the terms
+            may be that scaled scores are summed of.
+        visible: bool (b, h, R, S_k).
+        v: (b, h, S_k, d_v), the values of each head; None without an output.
     """
 
     output: torch.Tensor | None
     weights: torch.Tensor
     logsumexp: torch.Tensor
     empty: torch.Tensor
-    when_empty: torch.Tensor | None
+    logits: torch.Tensor
+    terms: torch.Tensor
+    visible: torch.Tensor
+    v: torch.Tensor | None
+
+    def of(self, target: Target) -> torch.Tensor:
+        """The array of a target, (b, h, R, w)."""
+        if target is Target.OUTPUT:
+            assert self.output is not None
+            return self.output
+        return self.weights if target is Target.WEIGHTS else self.logsumexp
+
+    def with_weights(self, weights: torch.Tensor) -> Expected:
+        """The same with other weights, and the output that follows from them."""
+        if self.v is None:
+            return replace(self, weights=weights)
+        output = steps.weighted_sum(weights, self.v, self.visible)  # (b, h, R, d_v)
+        return replace(self, weights=weights, output=output)
 
 
 def right_variant(problem: Problem, options: AttentionOptions) -> Variant:
@@ -136,17 +162,20 @@ def right_variant(problem: Problem, options: AttentionOptions) -> Variant:
     return Variant(replace(problem, mask=problem.mask_on_device()), options)
 
 
-def parts_of(variant: Variant, rows: torch.Tensor, batches: range) -> Iterator[Part]:
+def parts_of(
+    problem: Problem, rows: torch.Tensor, batches: range, *, all_heads: bool
+) -> Iterator[Part]:
     """Cut the rows of all heads into parts of a bounded number of cells.
 
     Args:
-        variant: what will be evaluated.
+        problem: what will be evaluated.
         rows: int64 (R,), the queries.
         batches: neighbouring batches.
+        all_heads: whether no head can be computed alone.
     """
-    sizes = variant.problem.sizes
-    per_head = max(1, sizes.k_len) * max(1, min(len(rows), variant.problem.dk))
-    heads = sizes.heads if variant.needs_all_heads else max(1, BLOCK_CELLS // per_head)
+    sizes = problem.sizes
+    per_head = max(1, sizes.k_len) * max(1, min(len(rows), problem.dk))
+    heads = sizes.heads if all_heads else max(1, BLOCK_CELLS // per_head)
     heads = min(heads, sizes.heads)
     per_row = max(1, sizes.k_len) * heads
     step = max(1, BLOCK_CELLS // per_row, min(_ROWS_PER_CAST, _MOST_CELLS // per_row))
@@ -161,6 +190,17 @@ def parts_of(variant: Variant, rows: torch.Tensor, batches: range) -> Iterator[P
                 )
 
 
+def real_rows(problem: Problem) -> Iterator[tuple[torch.Tensor, range]]:
+    """The queries that are not padding, int64 (R,), with the batches that have just these."""
+    sizes = problem.sizes
+    lengths = [problem.mask.real_queries(batch) for batch in range(sizes.batch)]
+    if len(set(lengths)) == 1:
+        yield torch.arange(lengths[0], device=problem.device), range(sizes.batch)
+        return
+    for batch, length in enumerate(lengths):
+        yield torch.arange(length, device=problem.device), range(batch, batch + 1)
+
+
 def evaluate(variant: Variant, part: Part, *, with_output: bool = True) -> Expected:
     """Compute a part of a variant, by the steps that define the reference.
 
@@ -172,18 +212,27 @@ def evaluate(variant: Variant, part: Part, *, with_output: bool = True) -> Expec
     problem = variant.problem
     heads = range(*part.head.indices(problem.sizes.heads))
     visible, bias = _mask_of(variant, part)
-    found = _logits(variant, part, visible, bias)
+    found, terms = _logits(variant, part, visible, bias)
     soft = _softmax(variant, part, found, visible)
     weights = soft.weights
     if variant.heads_averaged:
         weights = weights.mean(1, keepdim=True).expand_as(weights)
-    output, when_empty = None, None
+    v = None
     if with_output and problem.v is not None:
         chosen = variant.value_heads or [problem.kv_head(h) for h in range(problem.sizes.heads)]
         v = _heads_of(problem, problem.v, part.batch, [chosen[head] for head in heads])
-        output = steps.weighted_sum(weights, v, visible.expand(weights.shape))  # (b, h, R, d_v)
-        when_empty = v.mean(-2, keepdim=True) if bool(soft.empty.any()) else None
-    return Expected(output, weights, soft.logsumexp[..., None], soft.empty[..., None], when_empty)
+    seen = visible.expand(weights.shape)
+    bare = Expected(
+        output=None,
+        weights=weights,
+        logsumexp=soft.logsumexp[..., None],
+        empty=soft.empty[..., None],
+        logits=found.masked,
+        terms=terms,
+        visible=seen,
+        v=v,
+    )
+    return bare.with_weights(weights)
 
 
 def all_rows(problem: Problem) -> torch.Tensor:
@@ -200,7 +249,8 @@ def _mask_of(variant: Variant, part: Part) -> tuple[torch.Tensor, torch.Tensor |
 
 def _logits(
     variant: Variant, part: Part, visible: torch.Tensor, bias: torch.Tensor | None
-) -> steps.Logits:
+) -> tuple[steps.Logits, torch.Tensor]:
+    """What the softmax is given, and the size of the terms of its scores (b, h, R, 1)."""
     problem = variant.problem
     shared = [problem.kv_head(h) for h in range(*part.head.indices(problem.sizes.heads))]
     if variant.softmax is SoftmaxOver.ALL_KEYS:
@@ -209,19 +259,43 @@ def _logits(
     elif variant.softmax is SoftmaxOver.ADDED_KEYS:
         visible = torch.ones_like(visible) if bias is None else bias != -math.inf
     q = problem.cast(problem.q[part.batch, part.head][:, :, part.rows])  # (b, h, R, d_k)
-    found = steps.logits(
-        q,
-        _heads_of(problem, problem.k, part.batch, shared),
-        scale=problem.scale,
-        temperature=problem.temperature,
+    k = _heads_of(problem, problem.k, part.batch, shared)
+    if variant.half is None:
+        scores, scale, temperature = q @ k.transpose(-1, -2), problem.scale, problem.temperature
+    else:
+        scores = _in_half(variant.half, q, k, problem.scale / problem.temperature)
+        scale = temperature = 1.0
+    found = steps.logits_of_scores(
+        scores,
+        scale=scale,
+        temperature=temperature,
         softcap=None if variant.cap_after_mask else problem.softcap,
         visible=visible,
         bias=bias,
     )
+    lengths = torch.where(visible.any(-2), k.norm(dim=-1), 0.0)  # (b, h, S_k)
+    longest = lengths.amax(-1)[..., None, None] if lengths.shape[-1] else lengths.new_zeros(1)
+    terms = q.norm(dim=-1, keepdim=True) * longest * abs(problem.scale / problem.temperature)
     if variant.cap_after_mask and problem.softcap is not None:
         capped = problem.softcap * torch.tanh(found.masked / problem.softcap)
         found = replace(found, masked=capped, visible=torch.ones_like(found.visible))
-    return found
+    return found, terms
+
+
+def _in_half(half: HalfPrecision, q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
+    """Scaled scores (b, h, R, S_k) as programs have them that round on the way."""
+
+    def rounded(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(half.dtype).to(torch.float32)
+
+    q32, k32 = rounded(q), rounded(k).transpose(-1, -2)
+    if half.at is RoundedAt.INPUTS:
+        scaled = q32 @ k32 * scale
+    elif half.at is RoundedAt.SCORES:
+        scaled = rounded(rounded(q32 @ k32) * scale)
+    else:
+        scaled = rounded(rounded(q32 * scale) @ k32)
+    return scaled.to(q.dtype)
 
 
 def _softmax(
@@ -269,7 +343,7 @@ def _column_logsumexp(variant: Variant, batch: int, head: int) -> torch.Tensor:
     step = max(1, _MOST_CELLS // max(1, problem.sizes.k_len))
     for rows in torch.split(all_rows(problem), step):
         part = Part(slice(batch, batch + 1), slice(head, head + 1), rows)
-        masked = _logits(variant, part, *_mask_of(variant, part)).masked[0, 0]  # (R, S_k)
+        masked = _logits(variant, part, *_mask_of(variant, part))[0].masked[0, 0]  # (R, S_k)
         total = torch.logaddexp(total.to(masked.device), torch.logsumexp(masked, 0))
     return total
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from attncli.attention.check.candidate import Candidate, Target, read_candidate
-from attncli.attention.check.evidence import Evidence, gather
-from attncli.attention.check.scale_fit import Errors, best_scale, scale_errors
-from attncli.attention.check.variant import evaluate, parts_of, right_variant
+from attncli.attention.check.evidence import Evidence, sample_rows
+from attncli.attention.check.fitted import Errors, best_scale, scale_errors
+from attncli.attention.check.variant import right_variant
+from attncli.attention.check.walk import cells_of
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem
 from attncli.columns import column
@@ -89,8 +90,7 @@ def fit_scale(problem: Problem, source: Target, given: torch.Tensor) -> ScaleFit
             str(source), f"expected (B, H, S_q, …), got {tuple(given.shape)}: {candidate.reading}"
         )
     base = right_variant(replace(problem, dtype=torch.float64), AttentionOptions())
-    none_off = torch.zeros(candidate.values.shape[:3], dtype=torch.int64)
-    evidence = gather(base, [candidate], none_off, None, None)
+    evidence = sample_rows(base, [candidate])
     seen, looked_at = _seen_cells(evidence, candidate)
     target_rms = float(seen.square().mean().sqrt()) if seen.numel() else 0.0
     kind = given.dtype if given.is_floating_point() else torch.float64
@@ -119,20 +119,19 @@ def _seen_cells(evidence: Evidence, candidate: Candidate) -> tuple[torch.Tensor,
         DataError: NaN or inf among them.
     """
     found, looked_at = [torch.empty(0, candidate.values.shape[-1], dtype=torch.float64)], 0
-    for sample in evidence.sample:
-        for part in parts_of(evidence.base, sample.rows, sample.batches):
-            seeing = ~evaluate(evidence.base, part, with_output=False).empty[..., 0].cpu()
-            actual = candidate.values[part.batch, part.head][:, :, part.rows.cpu()].double().cpu()
-            broken = ~torch.isfinite(actual).all(-1) & seeing  # (b, h, R)
-            if bool(broken.any()):
-                batch, head, _ = broken.nonzero()[0].tolist()
-                raise DataError(
-                    str(candidate.target),
-                    "expected finite values in rows that see a key, got NaN or inf in "
-                    f"batch {part.batch.start + batch}, head {part.head.start + head}",
-                )
-            found.append(actual[seeing])
-            looked_at += seeing.numel()
+    parts = evidence.parts(evidence.base, evidence.sample)
+    for part, expected, (actual,) in cells_of(evidence.base, [candidate], parts):
+        seeing = ~expected.empty[..., 0]
+        broken = ~torch.isfinite(actual).all(-1) & seeing  # (b, h, R)
+        if bool(broken.any()):
+            batch, head, _ = broken.nonzero()[0].tolist()
+            raise DataError(
+                str(candidate.target),
+                "expected finite values in rows that see a key, got NaN or inf in "
+                f"batch {part.batch.start + batch}, head {part.head.start + head}",
+            )
+        found.append(actual[seeing].cpu())
+        looked_at += seeing.numel()
     return torch.cat(found), looked_at
 
 

@@ -1,0 +1,302 @@
+"""What the heads of attention do, measured and as records, for the command line and for Python."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attncli.attention.problem import Problem
+from attncli.attention.stages import Selection
+from attncli.attention.streaming.heads import (
+    AVERAGED,
+    HeadStatistics,
+    estimates_of,
+    head_statistics,
+)
+from attncli.attention.streaming.labels import Thresholds
+from attncli.attention.streaming.rows import RowStatistics
+from attncli.attention.streaming.stream import HeadRows, Wanted, stream_rows
+from attncli.columns import Column, column, columns_of, record_of
+from attncli.errors import UsageError
+
+Record = dict[str, Any]
+
+# Python's numbers take a multiple of the tensors' room: only so many rows are unpacked at once.
+ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlace:
+    """Where heads came from."""
+
+    source: str = column("file", is_key=True)
+    group: str = column("group", is_key=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPlace(GroupPlace):
+    """Which row a record is of."""
+
+    batch: int = column("batch", is_key=True)
+    head: int = column("head", is_key=True)
+    query: int = column("query", is_key=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyStatistics(GroupPlace):
+    """What one key receives from the queries of a head."""
+
+    batch: int = column("batch", is_key=True)
+    head: int = column("head", is_key=True)
+    key: int = column("key", is_key=True)
+    queries: int = column("queries", description="how many see it")
+    mass: float = column("mass", description="Σ of the weights they give it")
+    mass_mean: float | None = column("mean weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatistics(GroupPlace):
+    """The heads of a group: means over them, extremes, and how many have which label."""
+
+    heads: int = column("heads")
+    entropy_nats_mean: float | None = column("entropy", unit="nats")
+    entropy_bits_mean: float | None = column("entropy", unit="bits")
+    entropy_nats_min: float | None = column("lowest head", unit="nats")
+    entropy_nats_max: float | None = column("highest head", unit="nats")
+    entropy_bits_min: float | None = column("lowest head", unit="bits")
+    entropy_bits_max: float | None = column("highest head", unit="bits")
+    effective_keys_mean: float | None = column("effective keys")
+    max_weight_mean: float | None = column("largest weight")
+    max_logit: float | None = column("max logit")
+    sink_mass_mean: float | None = column("sink mass")
+    empty_rows: int = column("empty rows")
+    nonfinite_rows: int = column("non-finite rows")
+    labels: str = column("labels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What the numbers of a head hold for, and what the sink logit takes on average."""
+
+    scale: float = column(None)
+    temperature: float = column(None)
+    sink_weight_mean: float | None = column("sink logit's weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What is known of the rows in a sample alone."""
+
+    sampled_queries: int = column("rows sampled")
+    sampled_empty_rows: int = column("empty rows of the sample")
+    sampled_nonfinite_rows: int = column("non-finite rows of the sample")
+    sampled_max_logit: float | None = column("max logit of the sample")
+
+
+HEAD = columns_of(GroupPlace, HeadStatistics, Setting)
+NUMBERS_OF_HEADS = tuple(each for each in HEAD if not each.is_key and each.key != "label")
+# A name that ends in _se is the standard error of the mean beside it.
+SAMPLED = (*HEAD, *columns_of(Sample), *(Column(f"{name}_se", None) for name in AVERAGED))
+ROW = columns_of(RowPlace, RowStatistics)
+KEY = columns_of(KeyStatistics)
+GROUP = columns_of(GroupStatistics)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenHeads:
+    """Some heads of a problem, and where they came from."""
+
+    place: GroupPlace
+    problem: Problem
+    selection: Selection
+
+
+def measure(
+    problem: Problem,
+    selection: Selection,
+    wanted: Wanted,
+    thresholds: Thresholds,
+    *,
+    queries: Sequence[NDArray[np.int64]] | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Iterator[tuple[HeadRows, HeadStatistics]]:
+    """The rows of each chosen head, in the order chosen, and what they come to.
+
+    Args:
+        problem: the whole, which alone decides the dtype of the arithmetic.
+        selection: batches and heads of it.
+        wanted: what to compute beside the columns that every row has.
+        thresholds: of the labels.
+        queries, advance: as for `stream_rows`.
+    """
+    chosen = {"batches": selection.batches, "heads": selection.heads}
+    for rows in stream_rows(problem, wanted, **chosen, queries=queries, advance=advance):
+        yield rows, head_statistics(rows, thresholds)
+
+
+def variants(
+    problem: Problem, temperatures: Sequence[float] | None, unscaled: bool
+) -> list[Problem]:
+    """The problem at each temperature, None for its own, and each without the scale if asked."""
+    scales = [problem.scale] + ([1.0] if unscaled else [])
+    pairs = ((scale, heat) for heat in temperatures or [problem.temperature] for scale in scales)
+    return [replace(problem, scale=s, temperature=t) for s, t in dict.fromkeys(pairs)]
+
+
+def thresholds_of(limits: Mapping[str, float], where: str) -> Thresholds:
+    """Thresholds of the labels, adjusted by the names that labels have.
+
+    Raises:
+        UsageError: at `where`: a name that is no label, or a value that is no score above 0.
+    """
+    names = [field.name for field in fields(Thresholds)]
+    adjusted = {name.replace("-", "_"): float(value) for name, value in limits.items()}
+    for name, value in adjusted.items():
+        if name not in names:
+            there = ", ".join(name.replace("_", "-") for name in names)
+            raise UsageError(where, f"expected some of {there}, got {name!r}")
+        if not 0 < value <= 1:
+            raise UsageError(where, f"expected a score above 0, up to 1, got {value}")
+    return Thresholds(**adjusted)
+
+
+def limits_of(thresholds: Thresholds) -> dict[str, float]:
+    """The thresholds by the names that labels have."""
+    return {name.replace("_", "-"): value for name, value in asdict(thresholds).items()}
+
+
+def head_record(chosen: ChosenHeads, rows: HeadRows, statistics: HeadStatistics) -> Record:
+    """One record of a head, with the columns `HEAD`."""
+    sink = None
+    if rows.sink_weight is not None and not bool(rows.empty.all()):
+        sink = float(rows.sink_weight[~rows.empty].mean())
+    setting = Setting(
+        scale=chosen.problem.scale,
+        temperature=chosen.problem.temperature,
+        sink_weight_mean=sink,
+    )
+    return record_of(chosen.place, statistics, setting)
+
+
+def sampled_record(chosen: ChosenHeads, rows: HeadRows, statistics: HeadStatistics) -> Record:
+    """One record of a head of which some rows are known, with the columns `SAMPLED`.
+
+    What only all rows could tell (extremes, spread, counts) is None, unless the sample is all of
+    them; what the sample itself holds of it has names that say so.
+    """
+    real = chosen.problem.mask.real_queries(rows.batch)
+    sample = Sample(
+        sampled_queries=len(rows.queries),
+        sampled_empty_rows=statistics.empty_rows,
+        sampled_nonfinite_rows=statistics.nonfinite_rows,
+        sampled_max_logit=statistics.max_logit,
+    )
+    record = head_record(chosen, rows, statistics) | {"queries": real}
+    if len(rows.queries) < real:
+        record |= {each.key: None for each in HEAD if not each.of_sample}
+    found = estimates_of(rows, real)
+    errors = {
+        f"{name}_se": found[name].standard_error if name in found else None for name in AVERAGED
+    }
+    return record | record_of(sample) | errors
+
+
+def row_records(place: GroupPlace, rows: HeadRows) -> Iterator[Record]:
+    """One record per real query, with the columns `ROW`; what a row does not have is None."""
+    of_head = record_of(place) | {"batch": rows.batch, "head": rows.head}
+    names = [each.key for each in columns_of(RowStatistics)]
+    for start in range(0, len(rows.queries), ROWS_AT_ONCE):
+        inside = slice(start, start + ROWS_AT_ONCE)
+        columns = [rows.queries[inside].tolist(), *(_listed(rows, n, inside) for n in names)]
+        for values in zip(*columns, strict=True):
+            yield of_head | dict(zip(("query", *names), values, strict=True))
+
+
+def _listed(rows: HeadRows, name: str, inside: slice) -> list[Any]:
+    """One column of some rows; None for what a row does not have."""
+    values: torch.Tensor | None = getattr(rows, name)
+    if values is None:
+        return [None] * len(rows.queries[inside])
+    listed = values[inside].tolist()
+    if values.is_floating_point():
+        known = rows.having(name)[inside].tolist()
+        return [value if known else None for value, known in zip(listed, known, strict=True)]
+    return [None if value < 0 else value for value in listed] if name == "top_key" else listed
+
+
+def key_records(place: GroupPlace, rows: HeadRows, top: int | None) -> Iterator[Record]:
+    """One record per key, with the columns `KEY`, or of the heaviest alone.
+
+    Args:
+        place: where the head came from.
+        rows: with the mass that was asked for.
+        top: how many of the heaviest; None for all in their order.
+    """
+    assert rows.received is not None
+    mass, queries = rows.received.mass.cpu(), rows.received.queries.cpu()
+    keys = torch.arange(len(mass))
+    if top is not None:
+        known = mass.nan_to_num(-1.0, posinf=-1.0)  # NaN is never the heaviest
+        keys = torch.argsort(known, descending=True, stable=True)[:top]
+    chosen = (keys, queries[keys], mass[keys])
+    for key, count, weight in zip(*(part.tolist() for part in chosen), strict=True):
+        yield record_of(
+            KeyStatistics(
+                source=place.source,
+                group=place.group,
+                batch=rows.batch,
+                head=rows.head,
+                key=key,
+                queries=count,
+                mass=weight,
+                mass_mean=weight / count if count else None,
+            )
+        )
+
+
+def group_records(heads: Iterable[Record]) -> Iterator[Record]:
+    """One record per group of the records of heads, with the columns `GROUP`."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in heads:
+        groups.setdefault((record["source"], record["group"]), []).append(record)
+    for (source, group), of_group in groups.items():
+        nats, bits = (_known(of_group, f"entropy_{unit}_mean") for unit in ("nats", "bits"))
+        labels = Counter(str(head["label"]) for head in of_group if head["label"] is not None)
+        yield record_of(
+            GroupStatistics(
+                source=source,
+                group=group,
+                heads=len(of_group),
+                entropy_nats_mean=_mean(of_group, "entropy_nats_mean"),
+                entropy_bits_mean=_mean(of_group, "entropy_bits_mean"),
+                entropy_nats_min=min(filter(math.isfinite, nats), default=None),
+                entropy_nats_max=max(filter(math.isfinite, nats), default=None),
+                entropy_bits_min=min(filter(math.isfinite, bits), default=None),
+                entropy_bits_max=max(filter(math.isfinite, bits), default=None),
+                effective_keys_mean=_mean(of_group, "effective_keys_mean"),
+                max_weight_mean=_mean(of_group, "max_weight_mean"),
+                max_logit=max(_known(of_group, "max_logit"), default=None),
+                sink_mass_mean=_mean(of_group, "sink_mass_mean"),
+                empty_rows=sum(head["empty_rows"] for head in of_group),
+                nonfinite_rows=sum(head["nonfinite_rows"] for head in of_group),
+                labels=", ".join(f"{count} {label}" for label, count in labels.most_common()),
+            )
+        )
+
+
+def _known(records: list[Record], key: str) -> list[float]:
+    """The values there are; NaN is none."""
+    return [r[key] for r in records if r[key] is not None and not math.isnan(r[key])]
+
+
+def _mean(records: list[Record], key: str) -> float | None:
+    """The mean over the heads that have the value; NaN where one of them is."""
+    values = [record[key] for record in records if record[key] is not None]
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,44 @@
+"""How options are spelt on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+
+def option_name(field: str) -> str:
+    """The option of a field: key_lengths is --key-lengths."""
+    return "--" + field.replace("_", "-")
+
+
+def option_words(field: str, value: Any) -> list[str]:
+    """One option as words of a command line that read back as its value; none for None.
+
+    Args:
+        field: its name in Python.
+        value: a number, a text, True or False, several (a tuple or an array, joined by commas) or
+            a list, for each of which the option is repeated.
+    """
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [option_name(field if value else f"no_{field}")]
+    if isinstance(value, list):
+        return [word for one in value for word in (option_name(field), _text(one))]
+    several = value if isinstance(value, tuple) else getattr(value, "flat", None)
+    text = _text(value) if several is None else ",".join(map(_text, several))
+    return [option_name(field), text]
+
+
+def options_text(changes: Mapping[str, Any]) -> str:
+    """Options side by side, those to be left out, whose value is None, last."""
+    words = [word for field, value in changes.items() for word in option_words(field, value)]
+    left_out = [option_name(field) for field, value in changes.items() if value is None]
+    return " ".join([*words, *(["without", *left_out] if left_out else [])])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, StrEnum) or not hasattr(value, "item"):
+        return repr(value) if isinstance(value, float) else str(value)
+    return _text(value.item())
