@@ -138,7 +138,7 @@ def _positions(
 def _masks(
     draw: st.DrawFn, cells: tuple[int, int, int, int], arrays: Tensors
 ) -> dict[str, str | None]:
-    batch, heads, q_len, k_len = cells
+    batch, _, q_len, k_len = cells
     found: dict[str, str | None] = {}
     for name, length in (("--key-lengths", k_len), ("--query-lengths", q_len)):
         if draw(st.booleans()):
