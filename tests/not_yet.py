@@ -10,12 +10,6 @@ IMPORTS_PUT_OFF: set[str] = {
     "attncli.cli.compute",
     "attncli.cli.compute_table",
     "attncli.cli.explain",
-    "attncli.cli.mask",
-    "attncli.cli.mask_compare",
-    "attncli.cli.mask_effect",
-    "attncli.cli.mask_judge",
-    "attncli.cli.mask_save",
-    "attncli.cli.mask_sizes",
     "attncli.cli.options",
     "attncli.cli.progress",
     "attncli.report.check",
@@ -23,6 +17,4 @@ IMPORTS_PUT_OFF: set[str] = {
     "attncli.report.printer",
     "attncli.report.stage_tables",
 }
-OPTIONS_SPELT: set[str] = {
-    "attncli.attention.masks.compare",
-}
+OPTIONS_SPELT: set[str] = {}

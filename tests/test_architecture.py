@@ -190,7 +190,7 @@ def put_off(module: str, source: str) -> list[str]:
     return [
         f"{one.line}: {one.module}"
         for one in imports_of(source, module.rpartition(".")[0])
-        if one.nested and one.module != f"{module}_run"
+        if one.nested and not re.fullmatch(rf"{module}(_[a-z]+)?_run", one.module)
     ]
 
 

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from attncli.analysis.mask import sizes_of, suspicions
 from attncli.attention.masks.audit import MaskRecord
 from attncli.attention.masks.audit import audit as audit_mask
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask
 from attncli.attention.options import OPTION_NAMES, AttentionOptions, Corner, MaskTrue
-from attncli.attention.sizes import Sizes
 from attncli.errors import UsageError, in_python
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-_DEFAULT_LENGTH = 8
 _SOFTMAX = ("scale", "temperature", "softcap", "sinks")
-_AXES = {
-    "attn_mask": ("batch", "heads", "q_len", "k_len"),
-    "key_padding": ("batch", "k_len"),
-    "segments": ("batch", "k_len"),
-}
+_ARRAYS = ("attn_mask", "key_padding", "segments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +31,7 @@ class AuditedMask:
         probably_inverted: whether True and False have probably been exchanged.
         records: counts, one record per batch and head; one for all where they are equal.
         mask: the mask itself, computed block by block.
+        warnings: what was assumed, and what looks like a mistake.
     """
 
     description: str
@@ -45,11 +39,7 @@ class AuditedMask:
     probably_inverted: bool
     records: tuple[MaskRecord, ...]
     mask: Mask
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What was assumed, and what looks like a mistake."""
-        return tuple(map(in_python, self.mask.warnings))
+    warnings: tuple[str, ...]
 
     def visible(self, batch: int = 0, head: int = 0) -> NDArray[np.bool_]:
         """Bool (S_q, S_k): True where the query may see the key.
@@ -95,7 +85,8 @@ def mask(
         DataError: a mask of the wrong shape or values.
     """
     known = _as_options(options)
-    built = build_mask(known, _sizes(known, (batch, heads, q_len, k_len)))
+    said = {"batch": batch, "heads": heads, "q_len": q_len, "k_len": k_len}
+    built = build_mask(known, sizes_of(known, said))
     judged = audit_mask(built)
     return AuditedMask(
         description=judged.description,
@@ -103,6 +94,7 @@ def mask(
         probably_inverted=judged.recognition.probably_inverted,
         records=judged.records,
         mask=built,
+        warnings=tuple(map(in_python, (*built.warnings, *suspicions(judged)))),
     )
 
 
@@ -112,7 +104,7 @@ def _as_options(given: dict[str, Any]) -> AttentionOptions:
         if name not in allowed:
             raise TypeError(f"expected one of {', '.join(allowed)}, got keyword {name!r}")
     values = {name: value for name, value in given.items() if value is not None}
-    for name in _AXES:
+    for name in _ARRAYS:
         if name in values:
             values[name] = _as_array(values[name])
     for name in ("key_lengths", "query_lengths"):
@@ -144,30 +136,3 @@ def _as_array(values: Any) -> NDArray[Any]:
         array: NDArray[Any] = (tensor.float() if narrow else tensor).numpy()
         return array
     return np.asarray(values)
-
-
-def _sizes(options: AttentionOptions, said: tuple[int | None, ...]) -> Sizes:
-    """B, H, S_q and S_k: as said, as the arrays need them, or 8."""
-    names = ("batch", "heads", "q_len", "k_len")
-    found: dict[str, int] = {}
-    offset = options.query_offset
-    per_batch = offset if isinstance(offset, tuple) else None
-    for values in (options.key_lengths, options.query_lengths, per_batch):
-        if values is not None and len(values) > 1:
-            found["batch"] = len(values)
-    for name, axes in _AXES.items():
-        array = getattr(options, name)
-        shape = () if array is None else array.shape[-len(axes) :]
-        for axis, length in zip(axes[len(axes) - len(shape) :], shape, strict=True):
-            if length != 1 or axis not in found:
-                found[axis] = length
-    if found.get("q_len") == 1 and options.needs_positions and offset is None:
-        del found["q_len"]  # one row for all queries
-    found |= {name: size for name, size in zip(names, said, strict=True) if size is not None}
-    default = next((found[name] for name in names[:1:-1] if name in found), _DEFAULT_LENGTH)
-    return Sizes(
-        found.get("batch", 1),
-        found.get("heads", 1),
-        found.get("q_len", default),
-        found.get("k_len", default),
-    )

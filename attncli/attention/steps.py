@@ -192,18 +192,21 @@ def entropy_of_weights(weights: torch.Tensor, *, with_sink: bool = False) -> tor
         with_sink: whether what a row lacks to 1 is the weight of a sink, one more outcome.
 
     Returns:
-        float64 (..., S_q); 0 in empty rows, never negative.
+        float64 (..., S_q); 0 in empty rows, never negative, nor above that of equal weights.
 
     Source: Shannon, "A Mathematical Theory of Communication" (1948).
     """
     exact = weights.to(torch.float64)
     entropy = torch.special.entr(exact).sum(-1)
+    outcomes = (exact > 0).sum(-1)
     if with_sink:
         total = exact.sum(-1)
         rest = torch.where(total > 0, 1 - total, 0.0).clamp(min=0.0)
         entropy = entropy + torch.special.entr(rest)
-    never_minus_zero: torch.Tensor = entropy.clamp(min=0.0) + 0.0
-    return never_minus_zero
+        outcomes = outcomes + (rest > 0)
+    most = torch.log(outcomes.clamp(min=1).to(torch.float64))
+    bounded: torch.Tensor = torch.minimum(entropy, most).clamp(min=0.0) + 0.0  # never −0.0
+    return bounded
 
 
 def finite_in(bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

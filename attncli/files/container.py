@@ -46,13 +46,18 @@ class TensorFile:
             DataError: there is no such tensor, its data are damaged or not numbers.
             ResourceError: the data do not fit in memory.
         """
-        header = self._find(name)
+        header = self.find(name)
         where = place(self.source) + self._suffix(header)
         require_accepted(where, header.dtype)
         source = shown(self.source) + self._suffix(header)
         return StoredTensor(source, header.name, header.dtype, self.load(header, where))
 
-    def _find(self, name: str | None) -> TensorHeader:
+    def find(self, name: str | None = None) -> TensorHeader:
+        """The header of a name; of the only tensor of the file for None.
+
+        Raises:
+            DataError: there is no such tensor.
+        """
         if name is None and len(self.headers) == 1:
             return self.headers[0]
         for header in self.headers:

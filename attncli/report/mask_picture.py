@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from rich.console import RenderableType
 
-    from rich.console import RenderableType
-
-    from attncli.attention.masks.audit import CellCounts
-    from attncli.report.printer import Printer
+from attncli.attention.masks.audit import CellCounts
+from attncli.report.printer import Printer
 
 # Share of visible cells in a rectangle: none, up to a third, two thirds, less than all, all.
 SHADES = ("·", "░", "▒", "▓", "█")

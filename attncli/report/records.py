@@ -4,31 +4,6 @@ from __future__ import annotations
 
 from attncli.columns import Column as Column
 
-MASK_CELLS = (
-    Column("batch", "batch", is_key=True),
-    Column("head", "head", is_key=True),
-    Column("query", "query", is_key=True),
-    Column("key", "key", is_key=True),
-    Column("a", "this"),
-    Column("b", "other"),
-)
-
-MASK_EFFECT = (
-    Column("batch", "batch", is_key=True),
-    Column("head", "head", is_key=True),
-    Column("query", "query", is_key=True),
-    Column("sum_before", None),
-    Column("sum_after", "row sum"),
-    Column("entropy_before_nats", "entropy before", "nats"),
-    Column("entropy_before_bits", "entropy before", "bits"),
-    Column("entropy_after_nats", "after", "nats"),
-    Column("entropy_after_bits", "after", "bits"),
-    Column("mass_removed", "mass removed"),
-    Column("mass_moved", "mass moved"),
-    Column("top_before", "top key before"),
-    Column("top_after", "after"),
-)
-
 HEAD_ENTROPY = (
     Column("source", "file", is_key=True),
     Column("group", "group", is_key=True),

@@ -16,8 +16,7 @@ from plain_masks import plain_mask
 
 from attncli.attention.masks.audit import MaskRecord, audit, cell_counts
 from attncli.attention.masks.build import build_mask
-from attncli.attention.masks.compare import Cell, compare, leaks
-from attncli.attention.masks.effect import mask_effect, weights_before_and_after
+from attncli.attention.masks.compare import Cell, compare, differing_cells, leaks
 from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.masks.recognise import undeclared_leaks
 from attncli.attention.masks.rules import BooleanMask
@@ -233,6 +232,7 @@ def test_differing_cells_are_counted_and_named(seed: int, one_file: bool, other_
         for q, k in wrong[:3]
     ]
     assert list(found.first) == expected
+    assert sum(1 for _ in differing_cells(*masks)) == len(wrong)
     assert found.bias_differing == 0
 
 
@@ -257,7 +257,7 @@ def test_other_numbers_added_to_visible_cells_are_differences_too() -> None:
     assert (found.differing, found.bias_differing) == (1, 0)
     found = compare(one, file_mask(np.array([[0.0, -1e4, -np.inf]])))
     assert (found.differing, found.bias_differing) == (0, 1)
-    assert found.first_bias == (Cell(None, None, 0, 1, -1e9, -1e4),)
+    assert found.first == (Cell(None, None, 0, 1, -1e9, -1e4),)
 
 
 @pytest.mark.parametrize("other", [build(3, 4), build(2, 5), build(2, 4, batch=3)])
@@ -331,71 +331,13 @@ def test_grids_hold_the_sums_of_their_rectangles(
     assert found.counts.sum() == cells.sum()
 
 
-# Softmax before and after
-
-
-def test_softmax_before_and_after_a_mask() -> None:
-    """scores [1,2,3], mask TTF → [.268941,.731059,0]; the second row is empty."""
-    given_mask = np.array([[True, True, False], [False, False, False]])
-    scores = np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
-    view = HeadMask(file_mask(given_mask))
-    before, after = weights_before_and_after(scores, view, slice(0, 2))
-    np.testing.assert_allclose(before, [[0.090031, 0.244728, 0.665241], [1 / 3] * 3], atol=1e-6)
-    np.testing.assert_allclose(after, [[0.268941, 0.731059, 0], [0, 0, 0]], atol=1e-6)
-    found = mask_effect(scores, view)
-    np.testing.assert_allclose(found.sum_before, [1, 1])
-    np.testing.assert_allclose(found.sum_after, [1, 0])
-    np.testing.assert_allclose(found.mass_removed, [0.665241, 1], atol=1e-6)
-    np.testing.assert_allclose(found.mass_moved, [0.665241, 0.5], atol=1e-6)
-    np.testing.assert_allclose(found.entropy_before, [0.832396, np.log(3)], atol=1e-6)
-    np.testing.assert_allclose(found.entropy_after, [0.582203, np.nan], atol=1e-6)
-    np.testing.assert_array_equal(found.top_before, [2, 0])
-    np.testing.assert_array_equal(found.top_after, [1, -1])
-
-
-def test_softmax_agrees_with_torch_under_every_kind_of_bias() -> None:
-    torch = pytest.importorskip("torch")
-    generator = np.random.default_rng(7)
-    scores = generator.standard_normal((6, 5)) * 300
-    added = np.where(generator.random((6, 5)) > 0.7, -np.inf, generator.standard_normal((6, 5)))
-    added[:, 0] = 0
-    mask = build(6, 5, attn_mask=added, causal=True, query_offset=0, alibi=True)
-    everything = slice(None)
-    hidden = ~mask.visible(everything, everything, everything, everything)[0, 0]
-    bias = mask.bias(everything, everything, everything, everything)[0, 0]
-    expected = torch.softmax(torch.tensor(np.where(hidden, -np.inf, scores + bias)), -1).numpy()
-    _, after = weights_before_and_after(scores, HeadMask(mask), slice(0, 6))
-    np.testing.assert_allclose(after, expected, atol=1e-14)
-
-
-def test_entropy_is_never_below_0_nor_above_that_of_equal_weights() -> None:
-    found = mask_effect(np.zeros((50, 50)), HeadMask(build(50, 50, causal=True)))
-    assert found.entropy_after[0] == 0
-    assert not np.signbit(found.entropy_after[0])
-    assert (found.entropy_after <= np.log(np.arange(1, 51))).all()
-
-
-def test_scores_of_hidden_keys_do_not_matter_even_if_not_finite() -> None:
-    scores = np.array([[1.0, np.inf], [np.nan, 2.0]])
-    _, after = weights_before_and_after(scores, HeadMask(file_mask(np.eye(2) > 0)), slice(0, 2))
-    np.testing.assert_array_equal(after, np.eye(2))
-
-
-def test_no_queries_have_no_effect() -> None:
-    found = mask_effect(np.zeros((0, 3)), HeadMask(build(0, 3)))
-    assert found.sum_after.shape == found.top_after.shape == (0,)
-
-
 # Memory
 
 
 @pytest.mark.parametrize("name", ["torch", "numpy"])
 def test_nothing_here_imports_torch(name: str) -> None:
     """The second name shows that the first could be found."""
-    code = (
-        "import sys, attncli.attention.masks.audit, attncli.attention.masks.effect\n"
-        f"sys.exit({name!r} in sys.modules)"
-    )
+    code = f"import sys, attncli.attention.masks.audit\nsys.exit({name!r} in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], check=False)
     assert run.returncode == (name == "numpy")
 

@@ -236,6 +236,36 @@ def test_the_effect_on_scores_of_q_and_k_and_of_a_file(run: Any) -> None:
     check_effect(run("--scores s.npy --causal -f csv", s=scores).out, scores)
 
 
+def test_queries_that_are_not_finite_stop_the_effect(run: Any) -> None:
+    q = np.ones((S, 4))
+    q[1, 2] = np.nan
+    ran = run("q.npy k.npy --effect --causal", q=q, k=np.ones((S, 4)))
+    assert ran.code == 1
+    assert "q: expected finite values, got 1 NaN or inf, the first at (0, 0, 1, 2)" in ran.err
+    ran = run("--scores s.npy --causal", s=np.full((S, S), np.nan))
+    assert ran.code == 1
+    assert "--scores: expected finite values or -inf, got NaN or +inf" in ran.err
+
+
+@pytest.mark.parametrize("form", ["csv", "ndjson"])
+def test_every_differing_cell_is_in_the_formats_for_programs(run: Any, form: str) -> None:
+    ran = run(f"--attn-mask m.npy --against full.npy -f {form}", m=CAUSAL, full=CAUSAL | True)
+    lines = ran.out.splitlines()
+    assert len(lines) == (S * S - S) // 2 + (form == "csv")
+    assert ran.code == 3
+    assert len(run("--attn-mask m.npy --against full.npy -f json").document["data"]) == 10
+
+
+def test_tensors_of_a_file_are_named_like_everywhere(run: Any) -> None:
+    save_file({"z.q": np.ones((5, 4)), "z.k": np.ones((7, 4))}, "g.safetensors")
+    line = "g.safetensors::z.q g.safetensors::z.k --key-lengths 6 -f json"
+    (record,) = run(line).document["data"]
+    assert (record["q_len"], record["k_len"], record["kept"]) == (5, 7, 30)
+    assert run(line).document["inputs"]["q"]["source"] == "g.safetensors::z.q"
+    ran = run("g.safetensors::z.q g.safetensors::z.k --effect -f csv")
+    assert len(ran.out.splitlines()) == 6
+
+
 def test_a_bundle_brings_its_mask_scale_and_labels(run: Any) -> None:
     generator = np.random.default_rng(1)
     q, k = generator.standard_normal((2, 1, 1, S, 4))

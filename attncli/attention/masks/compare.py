@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.interval_mask import row_differences
 from attncli.attention.masks.mask import HeadMask, Mask, head_masks
 from attncli.attention.options import AttentionOptions
 from attncli.attention.sizes import Sizes
+from attncli.columns import column
 from attncli.errors import DataError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    Found = tuple[int | None, int | None, HeadMask]
+Cells = NDArray[np.bool_]
+Found = tuple[int | None, int | None, HeadMask]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell in which two masks differ.
+    """One cell in which two masks differ: in whether it is visible, or in what is added to it."""
 
-    Attributes:
-        batch, head: its batch and head; None where both masks are alike along that axis.
-        query, key: its row and column.
-        a, b: whether it is visible in the one and in the other, or what is added to its logit.
-    """
-
-    batch: int | None
-    head: int | None
-    query: int
-    key: int
-    a: bool | float
-    b: bool | float
+    batch: int | None = column("batch", description="None where all are alike", is_key=True)
+    head: int | None = column("head", description="None where all are alike", is_key=True)
+    query: int = column("query", description="its row", is_key=True)
+    key: int = column("key", description="its column", is_key=True)
+    a: bool | float = column("this", description="whether it is visible, or what is added")
+    b: bool | float = column("other", description="the same of the other mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +40,21 @@ class Comparison:
 
     Attributes:
         cells: number of cells compared.
-        differing: number of cells visible in one mask alone.
-        only_a, only_b: the same, by which mask shows them.
-        first: the first of them in order of batch, head, query and key.
+        only_a, only_b: number of cells visible in one mask alone.
         bias_differing: number of cells visible in both to which different numbers are added.
-        first_bias: the first of those.
+        first: the first cells that differ, in order of batch, head, query and key.
     """
 
     cells: int
-    differing: int
     only_a: int
     only_b: int
-    first: tuple[Cell, ...]
     bias_differing: int
-    first_bias: tuple[Cell, ...]
+    first: tuple[Cell, ...]
+
+    @property
+    def differing(self) -> int:
+        """Number of cells visible in one mask alone."""
+        return self.only_a + self.only_b
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +85,31 @@ def compare(a: Mask, b: Mask, limit: int = 10) -> Comparison:
         DataError: other lengths, or numbers of batches or heads that differ.
     """
     _refuse_other_sizes(a.sizes, b.sizes)
-    total = np.zeros(4, np.int64)  # cells, only in a, only in b, other bias
-    first: list[Cell] = []
-    first_bias: list[Cell] = []
-    for batch, head, one, other in _pairs(a, b):
-        rows = min(one.rows, other.rows)
-        only_a, only_b = _exclusive(one, other, rows)
-        total[:3] += (rows * one.k_len, only_a, only_b)
-        if only_a + only_b and len(first) < limit:
-            for query, key in _first_differing(one, other, rows, limit - len(first)):
-                seen = bool(one.cells(slice(query, query + 1))[0, key])
-                first.append(Cell(batch, head, query, key, seen, not seen))
-        if a.added is not None or b.added is not None:
-            total[3] += _compare_bias(one, other, rows, (batch, head), first_bias, limit)
-    cells, only_a, only_b, biased = (int(each) for each in total)
-    return Comparison(
-        cells, only_a + only_b, only_a, only_b, tuple(first), biased, tuple(first_bias)
-    )
+    cells = only_a = only_b = biased = 0
+    for _, _, one, other, rows in _pairs(a, b):
+        cells += rows * one.k_len
+        here, there = _exclusive(one, other, rows)
+        only_a, only_b = only_a + here, only_b + there
+        if _adds(one, other):
+            blocks = _blocks(one, other, rows, everything=True)
+            biased += sum(int(_other_bias(one, other, *block).sum()) for block in blocks)
+    return Comparison(cells, only_a, only_b, biased, tuple(islice(differing_cells(a, b), limit)))
+
+
+def differing_cells(a: Mask, b: Mask) -> Iterator[Cell]:
+    """Every cell in which two masks differ, in order of batch, head, query and key."""
+    for batch, head, one, other, rows in _pairs(a, b):
+        biased = _adds(one, other)
+        for block, seen, shown in _blocks(one, other, rows, everything=biased):
+            wrong = seen != shown
+            if biased:
+                wrong |= _other_bias(one, other, block, seen, shown)
+            for query, key in _places(wrong):
+                pair: Sequence[Any] = bool(seen[query, key]), bool(shown[query, key])
+                if pair[0] == pair[1]:
+                    added = (_added(view, block) for view in (one, other))
+                    pair = [float(np.broadcast_to(x, seen.shape)[query, key]) for x in added]
+                yield Cell(batch, head, block.start + query, key, *pair)
 
 
 def same_cells(one: HeadMask, other: HeadMask) -> bool:
@@ -116,7 +119,7 @@ def same_cells(one: HeadMask, other: HeadMask) -> bool:
     sums = ((view.marginals.counts, view.marginals.used) for view in (one, other))
     if not all(np.array_equal(*pair) for pair in zip(*sums, strict=True)):
         return False
-    return next(_first_differing(one, other, one.rows, 1), None) is None
+    return all((seen == shown).all() for _, seen, shown in _blocks(one, other, one.rows))
 
 
 def distinct_heads(mask: Mask) -> list[Found]:
@@ -150,10 +153,18 @@ def leaks(given: Mask, options: AttentionOptions, limit: int = 10) -> list[Leak]
             should obey. `attn_mask` plays no part.
         limit: how many cells to name per rule.
     """
-    return [
-        _leak(name, given, build_mask(rule, given.sizes), limit)
-        for name, rule in _rules(options).items()
-    ]
+    found = []
+    for name, rule in _rules(options).items():
+        pairs = list(_pairs(given, build_mask(rule, given.sizes)))
+        cells = sum(_exclusive(one, other, rows)[0] for _, _, one, other, rows in pairs)
+        first = (
+            Cell(batch, head, block.start + query, key, True, False)
+            for batch, head, one, other, rows in pairs
+            for block, seen, shown in _blocks(one, other, rows)
+            for query, key in _places(seen & ~shown)
+        )
+        found.append(Leak(name, cells, tuple(islice(first, limit))))
+    return found
 
 
 def _rules(options: AttentionOptions) -> dict[str, AttentionOptions]:
@@ -181,30 +192,20 @@ def _rules(options: AttentionOptions) -> dict[str, AttentionOptions]:
     return {name: rule for name, rule in declared.items() if given[name]}
 
 
-def _leak(name: str, given: Mask, rule: Mask, limit: int) -> Leak:
-    cells = 0
-    first: list[Cell] = []
-    for batch, head, one, other in _pairs(given, rule):
-        rows = min(one.rows, other.rows)
-        here, _ = _exclusive(one, other, rows)
-        cells += here
-        if here and len(first) < limit:
-            found = _first_differing(one, other, rows, limit - len(first), only_a=True)
-            first += [Cell(batch, head, query, key, True, False) for query, key in found]
-    return Leak(name, cells, tuple(first))
-
-
 def _refuse_other_sizes(a: Sizes, b: Sizes) -> None:
     lengths = (a.q_len, a.k_len), (b.q_len, b.k_len)
     counts = (a.batch, a.heads), (b.batch, b.heads)
     if lengths[0] != lengths[1]:
-        raise DataError("--against", f"expected (S_q, S_k) = {lengths[0]}, got {lengths[1]}")
+        raise DataError("«against»", f"expected (S_q, S_k) = {lengths[0]}, got {lengths[1]}")
     if any(1 not in pair and len(set(pair)) > 1 for pair in zip(*counts, strict=True)):
-        raise DataError("--against", f"expected (B, H) = {counts[0]}, got {counts[1]}")
+        raise DataError("«against»", f"expected (B, H) = {counts[0]}, got {counts[1]}")
 
 
-def _pairs(a: Mask, b: Mask) -> Iterator[tuple[int | None, int | None, HeadMask, HeadMask]]:
-    """Views of both masks, one pair for each batch and head in which either may differ."""
+def _pairs(a: Mask, b: Mask) -> Iterator[tuple[int | None, int | None, HeadMask, HeadMask, int]]:
+    """HeadMasks of both masks for each batch and head in which either may differ.
+
+    And how many queries are real in both.
+    """
     by_batch, by_head = (a.differs(axis) or b.differs(axis) for axis in (0, 1))
     batches, heads = max(a.sizes.batch, b.sizes.batch), max(a.sizes.heads, b.sizes.heads)
     for batch in range(batches if by_batch else min(1, batches)):
@@ -213,48 +214,36 @@ def _pairs(a: Mask, b: Mask) -> Iterator[tuple[int | None, int | None, HeadMask,
                 HeadMask(mask, min(batch, mask.sizes.batch - 1), min(head, mask.sizes.heads - 1))
                 for mask in (a, b)
             )
-            yield batch if by_batch else None, head if by_head else None, one, other
+            where = batch if by_batch else None, head if by_head else None
+            yield *where, one, other, min(one.rows, other.rows)
 
 
 def _exclusive(one: HeadMask, other: HeadMask, rows: int) -> tuple[int, int]:
     """How many cells of the first `rows` queries are visible in `one` alone and `other` alone."""
-    if one.interval_mask is not None and other.interval_mask is not None:
+    known = one.interval_mask, other.interval_mask
+    if known[0] is not None and known[1] is not None:
         here, there = (view.marginals.counts[:rows] for view in (one, other))
         excess = int(here.sum() - there.sum())
-        differing = int(
-            row_differences(
-                one.interval_mask.queries(rows), other.interval_mask.queries(rows)
-            ).sum()
-        )
+        differing = int(row_differences(known[0].queries(rows), known[1].queries(rows)).sum())
         return (differing + excess) // 2, (differing - excess) // 2
-    only_one = only_other = 0
-    for block, seen, shown in _blocks(one, other, rows):
-        del block
-        only_one += int(np.count_nonzero(seen & ~shown))
-        only_other += int(np.count_nonzero(shown & ~seen))
+    alone = [
+        (np.count_nonzero(seen & ~shown), np.count_nonzero(shown & ~seen))
+        for _, seen, shown in _blocks(one, other, rows)
+    ]
+    only_one, only_other = np.array(alone, np.int64).reshape(-1, 2).sum(0).tolist()
     return only_one, only_other
 
 
-def _first_differing(
-    one: HeadMask, other: HeadMask, rows: int, limit: int, only_a: bool = False
-) -> Iterator[tuple[int, int]]:
-    """Query and key of the first cells that differ, or that are visible in `one` alone."""
-    for block, seen, shown in _blocks(one, other, rows):
-        wrong = seen & ~shown if only_a else seen != shown
-        for query in np.flatnonzero(wrong.any(-1)):
-            for key in np.flatnonzero(wrong[query]):
-                if limit == 0:
-                    return
-                limit -= 1
-                yield block.start + int(query), int(key)
-
-
 def _blocks(
-    one: HeadMask, other: HeadMask, rows: int
-) -> Iterator[tuple[slice, NDArray[np.bool_], NDArray[np.bool_]]]:
-    """Blocks of rows that both views show; of two structures only those that differ."""
-    if one.interval_mask is not None and other.interval_mask is not None:
-        wrong = row_differences(one.interval_mask.queries(rows), other.interval_mask.queries(rows))
+    one: HeadMask, other: HeadMask, rows: int, *, everything: bool = False
+) -> Iterator[tuple[slice, Cells, Cells]]:
+    """Blocks of rows, and what each view shows: (rows, S_k) each.
+
+    Of two structures only rows that differ, unless everything is asked for.
+    """
+    known = one.interval_mask, other.interval_mask
+    if known[0] is not None and known[1] is not None and not everything:
+        wrong = row_differences(known[0].queries(rows), known[1].queries(rows))
         for row in np.flatnonzero(wrong).tolist():
             block = slice(row, row + 1)
             yield block, one.cells(block), other.cells(block)
@@ -270,32 +259,24 @@ def _blocks(
         along.drop_page_cache(block)
 
 
-def _compare_bias(
-    one: HeadMask,
-    other: HeadMask,
-    rows: int,
-    at: tuple[int | None, int | None],
-    first: list[Cell],
-    limit: int,
-) -> int:
-    """How many cells visible in both views have different numbers added; names the first."""
-    cells = 0
-    for block, seen in one.blocks():
-        block = slice(block.start, min(block.stop, rows))
-        if block.start >= rows:
-            break
-        both = seen[: block.stop - block.start] & other.cells(block)
-        a, b = (_added(view, block, both.shape) for view in (one, other))
-        wrong = both & (a != b)
-        cells += int(np.count_nonzero(wrong))
-        for query, key in np.argwhere(wrong)[: limit - len(first)] if len(first) < limit else ():
-            values = float(a[query, key]), float(b[query, key])
-            first.append(Cell(*at, block.start + int(query), int(key), *values))
-        other.drop_page_cache(block)
-    return cells
+def _places(wrong: Cells) -> Iterator[tuple[int, int]]:
+    """Row and column of every True, one row of them at a time."""
+    for query in np.flatnonzero(wrong.any(-1)).tolist():
+        for key in np.flatnonzero(wrong[query]).tolist():
+            yield query, key
 
 
-def _added(view: HeadMask, rows: slice, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Float (rows, S_k): what a mask file adds; 0 without one."""
+def _adds(one: HeadMask, other: HeadMask) -> bool:
+    return one.mask.added is not None or other.mask.added is not None
+
+
+def _other_bias(one: HeadMask, other: HeadMask, block: slice, seen: Cells, shown: Cells) -> Cells:
+    """Bool (rows, S_k): True where both views show a cell and add different numbers to it."""
+    different: Cells = seen & shown & (_added(one, block) != _added(other, block))
+    return different
+
+
+def _added(view: HeadMask, rows: slice) -> NDArray[Any]:
+    """Float (rows | 1, S_k | 1): what a mask file adds; 0 without one."""
     added = view.additive(rows)
-    return np.broadcast_to(0.0 if added is None else added, shape)
+    return np.zeros((1, 1)) if added is None else added

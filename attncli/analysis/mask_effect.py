@@ -1,0 +1,118 @@
+"""What a mask does to the softmax: weights before and after it, row by row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attncli.attention import steps
+from attncli.attention.masks.mask import Mask
+from attncli.attention.problem import Problem
+from attncli.attention.stages import Stage, select, stage_blocks
+from attncli.columns import column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowEffect:
+    """Softmax of one real query before and after a mask."""
+
+    batch: int = column("batch", is_key=True)
+    head: int = column("head", is_key=True)
+    query: int = column("query", is_key=True)
+    sum_before: float = column(None, description="sum of the weights: 1")
+    sum_after: float = column("row sum", description="1, or 0 for an empty row")
+    entropy_before_nats: float | None = column("entropy before", unit="nats")
+    entropy_before_bits: float | None = column("entropy before", unit="bits")
+    entropy_after_nats: float | None = column(
+        "after", unit="nats", description="None for an empty row"
+    )
+    entropy_after_bits: float | None = column("after", unit="bits")
+    mass_removed: float = column(
+        "mass removed", description="weight that the keys now invisible had before"
+    )
+    mass_moved: float = column(
+        "mass moved", description="half the sum of the absolute changes of the weights"
+    )
+    top_before: int | None = column("top key before", description="key of the largest weight")
+    top_after: int | None = column("after", description="None for an empty row")
+
+
+def effect_on_problem(problem: Problem) -> Iterator[RowEffect]:
+    """Of the mask of a problem on its own logits; sinks are left out."""
+    before = Stage.SCALED if problem.softcap is None else Stage.CAPPED
+    blocks = stage_blocks(problem, [before, Stage.MASKED], select(problem))
+    for plain, masked in zip(blocks, blocks, strict=True):
+        assert masked.visible is not None  # it is over keys
+        real = plain.real
+        rows = [row for row, is_real in zip(plain.rows, real.tolist(), strict=True) if is_real]
+        values = (tensor[real] for tensor in (plain.values, masked.values, masked.visible))
+        yield from _effects((plain.batch, plain.head), rows, *values)
+
+
+def effect_on_scores(scores: NDArray[Any], mask: Mask) -> Iterator[RowEffect]:
+    """Of a mask on given logits.
+
+    Args:
+        scores: real (B, H, S_q, S_k), what softmax would be given without the mask.
+        mask: on the host; its additive values and ALiBi count.
+    """
+    for batch, head in np.ndindex(scores.shape[:2]):
+        one = mask.head(batch, head)
+        for rows, visible in one.blocks():
+            bias = one.bias(rows)
+            found = steps.logits_of_scores(
+                torch.from_numpy(scores[batch, head, rows].astype(np.float64)),
+                scale=1.0,
+                temperature=1.0,
+                softcap=None,
+                visible=torch.tensor(visible),
+                bias=None if bias is None else torch.tensor(bias),
+            )
+            queries = range(rows.start, rows.stop)
+            yield from _effects((batch, head), queries, found.scaled, found.masked, found.visible)
+
+
+def _effects(
+    place: tuple[int, int],
+    queries: Sequence[int],
+    plain: torch.Tensor,
+    masked: torch.Tensor,
+    visible: torch.Tensor,
+) -> Iterator[RowEffect]:
+    """One a query, of logits (rows, S_k) without and with the mask."""
+    everything = torch.ones_like(visible)
+    before, after = (steps.softmax(*x) for x in ((plain, everything), (masked, visible)))
+    removed = torch.where(visible, 0.0, before.weights).sum(-1)
+    moved = (after.weights - before.weights).abs().sum(-1) / 2
+    rows = zip(queries, removed.tolist(), moved.tolist(), _told(before), _told(after), strict=True)
+    for query, mass_removed, mass_moved, first, second in rows:
+        yield RowEffect(
+            batch=place[0],
+            head=place[1],
+            query=query,
+            sum_before=first[0],
+            sum_after=second[0],
+            entropy_before_nats=first[1],
+            entropy_before_bits=first[2],
+            entropy_after_nats=second[1],
+            entropy_after_bits=second[2],
+            mass_removed=mass_removed,
+            mass_moved=mass_moved,
+            top_before=first[3],
+            top_after=second[3],
+        )
+
+
+def _told(found: steps.Softmax) -> Iterator[tuple[float, float | None, float | None, int | None]]:
+    """Of each row the sum, the entropy in nats and in bits, and the key of the largest weight."""
+    weights = found.weights
+    sums, entropies = weights.sum(-1).tolist(), steps.entropy_of_weights(weights).tolist()
+    keys = weights.argmax(-1).tolist() if weights.shape[-1] else sums
+    for total, nats, key, empty in zip(sums, entropies, keys, found.empty.tolist(), strict=True):
+        yield (total, None, None, None) if empty else (total, nats, nats / math.log(2), key)

@@ -1,0 +1,89 @@
+"""The body of `attncli mask --effect` and `--scores`: softmax before and after the mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncli.analysis.attention_arguments import read_array
+from attncli.analysis.mask_effect import RowEffect, effect_on_problem, effect_on_scores
+from attncli.analysis.options import AttentionWords
+from attncli.attention.masks.build import as_rank_4
+from attncli.attention.options import Layout
+from attncli.attention.problem import Problem, make_problem
+from attncli.cli.mask import MaskOptions
+from attncli.cli.mask_run import Prepared, errors_named, prepare
+from attncli.cli.options import WorkOptions
+from attncli.columns import columns_of, record_of
+from attncli.errors import DataError
+from attncli.files.torch_tensors import as_torch
+from attncli.report.mask import effect_tables
+
+
+def run(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> None:
+    """Print a record per query: row sums, entropies, the mass that the mask removed and moved."""
+    prepared = prepare(options, words, work)
+    params: dict[str, Any] = {"scores": options.scores}
+    effects: Iterator[RowEffect]
+    if options.scores is None:
+        problem = _problem(prepared)
+        effects = effect_on_problem(problem)
+        params |= {name: getattr(problem, name) for name in ("scale", "temperature", "softcap")}
+    else:
+        effects = effect_on_scores(_scores(options.scores, prepared), prepared.mask)
+    columns = columns_of(RowEffect)
+    shown = [column for column in columns if column.unit in ("", str(work.unit))]
+    prepared.write(
+        "mask-effect",
+        columns,
+        map(record_of, effects),
+        params,
+        lambda records: effect_tables(shown, records, prepared.printer, work.digits),
+    )
+    prepared.judge()
+
+
+def _problem(prepared: Prepared) -> Problem:
+    """Q and K of the files, with the options that shaped the mask."""
+    options, inputs = prepared.options, prepared.inputs
+    assert inputs.q is not None  # --effect takes files
+    assert inputs.k is not None
+    q, k = (as_torch(file.read(name)) for file, name in (inputs.q, inputs.k))
+    kv_heads = None
+    if options.layout is Layout.BSH and options.heads is not None:
+        kv_heads = k.shape[-1] * options.heads // max(1, q.shape[-1])  # as wide as those of Q
+    return make_problem(
+        q,
+        k,
+        None,
+        replace(prepared.arguments.options, sinks=None),
+        layout=options.layout,
+        heads=options.heads,
+        kv_heads=kv_heads,
+        precision=prepared.work.precision,
+        device=prepared.work.device,
+    )
+
+
+def _scores(spec: str, prepared: Prepared) -> NDArray[Any]:
+    """Scaled scores of a file, (B, H, S_q, S_k)."""
+    warnings: list[str] = []
+    array = read_array(spec, "«scores»", warnings)
+    prepared.printer.warn(warnings)
+    sizes = prepared.mask.sizes
+    if array.dtype.kind not in "fiub":
+        raise DataError("«scores»", f"expected numbers, got {array.dtype}")
+    if array.ndim < 2 or array.shape[-2:] != (sizes.q_len, sizes.k_len):
+        raise DataError(
+            "«scores»",
+            f"expected (…, S_q={sizes.q_len}, S_k={sizes.k_len}) like the mask, got {array.shape}",
+        )
+    if array.dtype.kind == "f" and (np.isnan(array).any() or np.isposinf(array).any()):
+        raise DataError("«scores»", "expected finite values or -inf, got NaN or +inf")
+    with errors_named("scores"):
+        whole = as_rank_4(array, sizes)
+    return np.broadcast_to(whole, (sizes.batch, sizes.heads, *whole.shape[2:]))
