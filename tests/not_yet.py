@@ -13,8 +13,6 @@ IMPORTS_PUT_OFF: set[str] = {
     "attncli.cli.options",
     "attncli.cli.progress",
     "attncli.report.check",
-    "attncli.report.numbers",
-    "attncli.report.printer",
     "attncli.report.stage_tables",
 }
 OPTIONS_SPELT: set[str] = {}

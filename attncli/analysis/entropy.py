@@ -267,28 +267,27 @@ def group_records(heads: Iterable[Record]) -> Iterator[Record]:
     for record in heads:
         groups.setdefault((record["source"], record["group"]), []).append(record)
     for (source, group), of_group in groups.items():
-        nats, bits = (_known(of_group, f"entropy_{unit}_mean") for unit in ("nats", "bits"))
+        means = ("effective_keys_mean", "max_weight_mean", "sink_mass_mean")
+        values: Record = {key: _mean(of_group, key) for key in means}
+        for unit in ("nats", "bits"):
+            of_heads = list(filter(math.isfinite, _known(of_group, f"entropy_{unit}_mean")))
+            values |= {
+                f"entropy_{unit}_mean": _mean(of_group, f"entropy_{unit}_mean"),
+                f"entropy_{unit}_min": min(of_heads, default=None),
+                f"entropy_{unit}_max": max(of_heads, default=None),
+            }
         labels = Counter(str(head["label"]) for head in of_group if head["label"] is not None)
-        yield record_of(
-            GroupStatistics(
-                source=source,
-                group=group,
-                heads=len(of_group),
-                entropy_nats_mean=_mean(of_group, "entropy_nats_mean"),
-                entropy_bits_mean=_mean(of_group, "entropy_bits_mean"),
-                entropy_nats_min=min(filter(math.isfinite, nats), default=None),
-                entropy_nats_max=max(filter(math.isfinite, nats), default=None),
-                entropy_bits_min=min(filter(math.isfinite, bits), default=None),
-                entropy_bits_max=max(filter(math.isfinite, bits), default=None),
-                effective_keys_mean=_mean(of_group, "effective_keys_mean"),
-                max_weight_mean=_mean(of_group, "max_weight_mean"),
-                max_logit=max(_known(of_group, "max_logit"), default=None),
-                sink_mass_mean=_mean(of_group, "sink_mass_mean"),
-                empty_rows=sum(head["empty_rows"] for head in of_group),
-                nonfinite_rows=sum(head["nonfinite_rows"] for head in of_group),
-                labels=", ".join(f"{count} {label}" for label, count in labels.most_common()),
-            )
+        summary = GroupStatistics(
+            **values,
+            source=source,
+            group=group,
+            heads=len(of_group),
+            max_logit=max(_known(of_group, "max_logit"), default=None),
+            empty_rows=sum(head["empty_rows"] for head in of_group),
+            nonfinite_rows=sum(head["nonfinite_rows"] for head in of_group),
+            labels=", ".join(f"{count} {label}" for label, count in labels.most_common()),
         )
+        yield record_of(summary)
 
 
 def _known(records: list[Record], key: str) -> list[float]:

@@ -97,23 +97,15 @@ def entropy(
     tensor([[0.7500]], dtype=torch.float64)
 
     Args:
-        q: (S_q, d_k), (H, S_q, d_k) or (B, H, S_q, d_k), or as `layout` says: a torch tensor, a
-            NumPy array or nested lists, of any real dtype.
-        k: like q, with S_k in the place of S_q and H_kv in the place of H.
-        v: like k, with d_v in the place of d_k; checked, but it has no influence.
+        q, k, layout, heads, kv_heads, precision, allow_nonfinite: as for `attncli.compute`.
+        v: likewise; checked, but it has no influence.
         per_row: whether to keep the statistics of every row.
         per_key: whether to compute the mass that every key receives; costs a second pass.
         sink_keys: how many of the first keys the sink mass is the weight of.
         label_limits: score from which on a head gets a label, by its name ("previous-token").
         head_index: query heads to compute, negative ones counted from the end; None for all.
         batch_index: batches, likewise.
-        layout: "bhsd", "bshd" for (B, S, H, d), or "bsh" for packed (B, S, H·d).
-        heads: H, needed where the layout packs heads, checked elsewhere.
-        kv_heads: H_kv, likewise; None means `heads`.
-        precision: dtype of the arithmetic: "float32", "float64", or "auto", which is float64
-            for float64 input or up to 2²⁶ scores.
         device: "auto", "cpu", "cuda" or "cuda:N"; None means where q is.
-        allow_nonfinite: whether NaN and inf in Q, K and V are let through, as IEEE says.
         options: any field of `AttentionOptions`: causal=True, attn_mask=mask, key_lengths=[5, 3], …
 
     Raises:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import typer
-
 from attncli.analysis.options import AttentionWords, InputOptions
 from attncli.attention.options import option
-from attncli.cli.command import command
 from attncli.cli.options import Many, WorkOptions
 
 
@@ -33,18 +30,14 @@ class EntropyOptions:
     fail_on: Many = option(None, "Exit 3 if a head is so.", "collapsed|nan|max-logit=X")
 
 
-def register(app: typer.Typer) -> None:
-    """Add `entropy` to the program."""
+def entropy(
+    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, work: WorkOptions
+) -> None:
+    """Measure every head: entropy, effective keys, largest weight and logit, sink mass.
 
-    @command(app, "entropy")
-    def entropy(
-        inputs: InputOptions, words: AttentionWords, options: EntropyOptions, output: WorkOptions
-    ) -> None:
-        """Measure every head: entropy, effective keys, largest weight and logit, sink mass.
+    Takes any number of bundles. No S_q × S_k matrix is ever built. Each head gets a label:
+    previous-token, self, sink, local, uniform, collapsed or mixed.
+    """
+    from attncli.cli.entropy_run import run
 
-        Takes any number of bundles. No S_q × S_k matrix is ever built. Each head gets a label:
-        previous-token, self, sink, local, uniform, collapsed or mixed.
-        """
-        from attncli.cli.entropy_run import run_entropy
-
-        run_entropy(inputs, words, options, output)
+    run(inputs, words, options, work)

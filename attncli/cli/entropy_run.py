@@ -20,9 +20,9 @@ from attncli.attention.stages import select
 from attncli.attention.streaming.heads import HeadStatistics, draw_rows
 from attncli.attention.streaming.labels import Thresholds
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
-from attncli.cli.emit import emit
+from attncli.cli.emit import emit, make_printer
 from attncli.cli.entropy import EntropyOptions
-from attncli.cli.options import WorkOptions, make_printer
+from attncli.cli.options import WorkOptions
 from attncli.cli.progress import progress
 from attncli.columns import Column
 from attncli.errors import CheckFailedError, UsageError
@@ -37,8 +37,8 @@ FAILURES = ("collapsed", "nan", "max-logit=X")
 NUMBERS = {column.key: column for column in analysis.NUMBERS_OF_HEADS}
 
 
-def run_entropy(
-    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, output: WorkOptions
+def run(
+    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, work: WorkOptions
 ) -> None:
     """Print what is asked for, then fail where a head is as `--fail-on` says."""
     _check_options(options, words)
@@ -46,11 +46,10 @@ def run_entropy(
     thresholds = _thresholds(options.label_limit)
     if "nan" in failures:
         inputs = replace(inputs, allow_nonfinite=True)
-    printer = make_printer(output)
+    printer = make_printer(work)
     groups = load_groups(inputs)
     prepared = [
-        (group, *problem_of(group, inputs, words, output.precision, output.device))
-        for group in groups
+        (group, *problem_of(group, inputs, words, work.precision, work.device)) for group in groups
     ]
     for group, arguments, problem in prepared:
         printer.warn(warnings_of(group, arguments, problem))
@@ -58,14 +57,14 @@ def run_entropy(
     if options.histogram:
         _require_one_head(chosen)
     # Where records run down the same terminal, a bar would be drawn across them.
-    silent = output.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
+    silent = work.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
     measured = _measured(chosen, options, thresholds, printer, silent)
-    style = report.Style(printer, output.digits, output.unit, analysis.limits_of(thresholds))
+    style = report.Style(printer, work.digits, work.unit, analysis.limits_of(thresholds))
     tokens = _tokens([(group, problem) for group, _, problem in prepared])
     heads: list[Record] = []
     columns, records, draw = _view(options, measured, heads, style, tokens)
     emit(
-        output.format,
+        work.format,
         printer,
         command="entropy",
         columns=columns,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
 # With fewer decimals than these their user wants few characters, not small numbers.
 SCIENTIFIC_FROM = 3
@@ -29,8 +28,6 @@ def shortest(array: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
 
     float32 0.1 is 0.10000000149011612 in float64; a reader wants to see 0.1.
     """
-    import numpy as np
-
     short = array if array.dtype == np.float64 else array.astype(np.str_)
     return short.astype(np.float64, copy=False)
 

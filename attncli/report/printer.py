@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
+
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from attncli.errors import on_command_line
+from attncli.files.writer import write_text
 from attncli.report.choices import Color
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rich.console import Console, RenderableType
 
 # Off a terminal nothing is cut: wider than any table, and higher, since rich wants both.
 UNLIMITED = 1_000_000
@@ -94,8 +95,6 @@ class Printer:
             for chunk in chunks:
                 sys.stdout.write(encodable(chunk, sys.stdout))
             return
-        from attncli.files.writer import write_text
-
         write_text(self.target, chunks)
         self.note(f"wrote {self.target}")
 
@@ -107,8 +106,6 @@ class Printer:
         """A table or line as text, with colour where the target shows it."""
         if isinstance(part, str):
             return (part if isinstance(part, Preformatted) else self._wrapped(part)) + "\n"
-        from rich.text import Text
-
         if isinstance(part, Text) and not self.colored:
             return part.plain + "\n"
         console = self.console()
@@ -120,8 +117,6 @@ class Printer:
         """Texts with their styles, one after another; where there is no colour, without rich."""
         if not self.colored:
             return Preformatted("".join(text for text, _ in parts))
-        from rich.text import Text
-
         return Text.assemble(*parts)
 
     def sign(self, usual: str, plain: str) -> str:
@@ -139,8 +134,6 @@ class Printer:
         """A line of prose, broken between words where a terminal is too narrow."""
         if len(line) <= self.width:
             return line
-        import textwrap
-
         indent = line[: len(line) - len(line.lstrip())]
         return textwrap.fill(
             line.strip(),
@@ -152,8 +145,6 @@ class Printer:
 
     def console(self) -> Console:
         """A rich console of the target's width and colour, which interprets no markup."""
-        from rich.console import Console
-
         options: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
         rich_terminal = self.on_terminal and os.environ.get("TERM") not in ("dumb", "unknown")
         # Off a terminal rich would not ask what colours the one that shows it in the end has.

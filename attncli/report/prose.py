@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
+from rich.console import RenderableType
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from attncli.report.printer import Printer
+from attncli.report.printer import Printer
 
 PROSE_WIDTH = 88
 
