@@ -254,7 +254,7 @@ def make_group(
     values = None
     if with_values and problem.v is not None:
         values = problem.cast(_of_heads(problem.v[batch].detach(), shared))
-    scale = problem.scale / problem.temperature
+    scale, slopes = problem.scale / problem.temperature, mask.slopes
     hull = problem.mask.hull(batch, heads)
     first, stop = hull.first[queries], hull.stop[queries]
     offset = problem.mask.offset
@@ -270,7 +270,7 @@ def make_group(
         values=values,
         scale=scale,
         softcap=problem.softcap,
-        slopes=_slopes(problem, heads),
+        slopes=None if slopes is None else problem.cast(slopes[heads.start : heads.stop]),
         sinks=_sinks(problem, heads),
         mask=mask,
         first=first,
@@ -316,13 +316,6 @@ def _of_heads(tensor: torch.Tensor, shared: list[int]) -> torch.Tensor:
     if shared == list(range(shared[0], shared[0] + len(shared))):
         return tensor[shared[0] : shared[-1] + 1]
     return tensor[torch.tensor(shared, device=tensor.device)]
-
-
-def _slopes(problem: Problem, heads: range) -> torch.Tensor | None:
-    slopes = problem.mask.slopes
-    if slopes is None:
-        return None
-    return problem.cast(torch.as_tensor(slopes[heads.start : heads.stop]))
 
 
 def _sinks(problem: Problem, heads: range) -> torch.Tensor | None:

@@ -96,6 +96,9 @@ def finish_rows(group: HeadGroup, sums: TileSums) -> RowStatistics:
     largest = shrink / (1 + joined.sum_exp_minus_1)
     spread = joined.sum_exp_shifted / (1 + joined.sum_exp_minus_1)
     entropy = torch.log1p(joined.sum_exp_minus_1) - spread
+    sink_weight = None
+    if sinks is not None:
+        sink_weight = exponential(sinks - joined.row_max) / (1 + joined.sum_exp_minus_1)
     outcomes = (keys + (sinks is not None)).to(torch.float64)
     limit = torch.log(outcomes)
 
@@ -115,7 +118,7 @@ def finish_rows(group: HeadGroup, sums: TileSums) -> RowStatistics:
         max_logit=of_rows(merged.row_max.masked_fill(merged.lost, torch.nan)),
         logsumexp=of_rows(merged.row_max + torch.log1p(merged.sum_exp_minus_1)),
         distance=None if merged.distance is None else of_rows(merged.distance * largest),
-        sink_weight=None if sinks is None else of_rows(_weight_of(sinks, joined)),
+        sink_weight=None if sink_weight is None else of_rows(sink_weight),
         nonfinite=sums.nonfinite | (torch.isneginf(merged.row_max) & ~empty),
         row_max=joined.row_max,
         sum_exp_minus_1=joined.sum_exp_minus_1,
@@ -199,10 +202,6 @@ def _join_sink(keys: _Merged, sinks: torch.Tensor) -> _Merged:
     shifted = of_keys * (keys.sum_exp_shifted + above.clamp(min=-1e5) * (1 + keys.sum_exp_minus_1))
     shifted = shifted + of_sink * (sinks - row_max).clamp(min=-1e5)
     return _Merged(row_max, minus_1, shifted, keys.distance, keys.best_tile, keys.lost)
-
-
-def _weight_of(logit: torch.Tensor, joined: _Merged) -> torch.Tensor:
-    return exponential(logit - joined.row_max) / (1 + joined.sum_exp_minus_1)
 
 
 def _top_key(sums: TileSums, merged: _Merged, empty: torch.Tensor) -> torch.Tensor | None:
