@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
+from attncli.analysis.check import check_tensors, require_candidates
 from attncli.api.arguments import (
     OptionKeywords,
     TensorLike,
@@ -13,15 +14,11 @@ from attncli.api.arguments import (
     as_problem,
     as_tensor,
 )
-from attncli.attention.check.candidate import Target, read_candidate
+from attncli.attention.check.candidate import Target
+from attncli.attention.check.compare import Comparison
 from attncli.attention.check.hypotheses import Hypothesis
-from attncli.attention.check.hypotheses import check as check_candidates
 from attncli.attention.options import Layout, Precision
-from attncli.errors import UsageError
-
-if TYPE_CHECKING:
-    from attncli.attention.check.compare import Comparison
-    from attncli.attention.problem import Problem
+from attncli.attention.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +108,12 @@ def check(
         Target.WEIGHTS: actual_weights,
         Target.LOGSUMEXP: actual_logsumexp,
     }
-    actual = {target: values for target, values in given.items() if values is not None}
-    if not actual:
-        raise UsageError("check", "expected actual_output, _weights or _logsumexp, got none")
+    actual = {
+        target: as_tensor(values, f"actual_{target}")
+        for target, values in given.items()
+        if values is not None
+    }
+    require_candidates(actual, rtol, atol)
     declared, order = as_options(options), as_choice(Layout, layout, "layout")
     problem = as_problem(
         q,
@@ -127,9 +127,5 @@ def check(
         device=device,
         allow_nonfinite=allow_nonfinite,
     )
-    candidates = [
-        read_candidate(target, as_tensor(values, f"actual_{target}").cpu(), problem, order)
-        for target, values in actual.items()
-    ]
-    found = check_candidates(problem, declared, candidates, rtol=rtol, atol=atol)
+    found = check_tensors(problem, declared, actual, order, rtol=rtol, atol=atol)
     return Checked(comparisons=found.comparisons, hypotheses=found.hypotheses, problem=problem)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
-from attncli.report.grid import GridColumn, grid, text_width
-from attncli.report.prose import heading, paragraph
+from rich.console import RenderableType
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from rich.console import RenderableType
-
-    from attncli.attention.check.compare import Comparison, Pair
-    from attncli.attention.check.hypotheses import Check, Hypothesis
-    from attncli.attention.problem import Problem
-    from attncli.report.printer import Printer
+from attncli.attention.check.compare import Comparison, Pair
+from attncli.attention.check.hypotheses import Check, Hypothesis
+from attncli.attention.problem import Problem
+from attncli.report.printer import Printer
+from attncli.report.prose import heading, paragraph, text_width
+from attncli.report.table import TableColumn, table
 
 # Of the mistakes that do not explain a candidate, those that come nearest are listed.
 MOST_OTHERS = 5
@@ -106,8 +103,6 @@ def _explanation(
     found: Hypothesis, words: list[str] | None, printer: Printer
 ) -> Iterator[RenderableType]:
     """How far off it still is with the mistake, and the command that shows it."""
-    from rich.text import Text
-
     options = f" ({found.options})" if found.options else ""
     yield f"{INDENT}{found.name}{options}: largest error left {found.max_abs_error:.3g}"
     if words is not None:
@@ -184,12 +179,12 @@ def _others(found: Check, explained: bool, printer: Printer) -> Iterator[Rendera
 
 
 def _near_table(found: Sequence[Hypothesis], printer: Printer) -> RenderableType:
-    return grid(
+    return table(
         [
-            GridColumn(INDENT + " mistake", [INDENT + " " + o.name for o in found], True, True),
-            GridColumn("explains", [f"{one.explained or 0.0:.0%}" for one in found]),
-            GridColumn("max abs error left", [f"{one.max_abs_error:.4g}" for one in found]),
-            GridColumn("reproduce with", [one.options or "–" for one in found], True),
+            TableColumn(INDENT + " mistake", [INDENT + " " + o.name for o in found], True, True),
+            TableColumn("explains", [f"{one.explained or 0.0:.0%}" for one in found]),
+            TableColumn("max abs error left", [f"{one.max_abs_error:.4g}" for one in found]),
+            TableColumn("reproduce with", [one.options or "–" for one in found], True),
         ],
         printer,
     )

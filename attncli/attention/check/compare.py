@@ -90,29 +90,32 @@ class Pair:
 
     Attributes:
         first, second: each against what is right.
-        closer: 1 or 2, the candidate with fewer NaN and inf out of place or, where these are as
-            many, with the smaller rms error; None where the two are alike.
-        max_abs_error: largest |first − second| over the cells that are finite in both.
-        rms_error: √ of the mean squared difference over the same cells.
-        cosine: of the angle between both, −1 to 1; None where one of them is all 0.
-        mismatches: cells in which they differ by more than both their tolerances together.
-        worst_index: (batch, head, row, column) of the cell in which they differ most; None where
-            there are no cells.
-        values: first and second there.
-        first_part: (batch, head, row) of the first row in which they part; None where they agree.
+        closer to first_part: the record, described below.
         locations: where they part.
     """
 
     first: Comparison
     second: Comparison
-    closer: int | None
-    max_abs_error: float
-    rms_error: float
-    cosine: float | None
-    mismatches: int
-    worst_index: tuple[int, ...] | None
-    values: tuple[float, float] | None
-    first_part: tuple[int, ...] | None
+    closer: int | None = column(
+        None,
+        description="1 or 2: fewer NaN and inf out of place or, where these are as many, the "
+        "smaller rms error; none where both are alike",
+    )
+    max_abs_error: float = column(
+        None, description="largest |first − second| of cells finite in both"
+    )
+    rms_error: float = column(None, description="√ of the mean squared difference")
+    cosine: float | None = column(None, description="of the angle between both")
+    mismatches: int = column(
+        None, description="cells that differ by more than both their tolerances together"
+    )
+    worst_index: tuple[int, ...] | None = column(
+        None, description="(batch, head, row, column) of the cell in which they differ most"
+    )
+    values: tuple[float, float] | None = column(None, description="first and second there")
+    first_part: tuple[int, ...] | None = column(
+        None, description="(batch, head, row) of the first row in which they part"
+    )
     locations: ErrorLocations
 
 

@@ -1,0 +1,257 @@
+"""What `attncli check` does: candidates from files, the verdict, the command that verifies it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import RenderableType
+
+from attncli.analysis.attention_arguments import AttentionArguments
+from attncli.analysis.check import check_pair, check_tensors, listed, require_candidates
+from attncli.analysis.inputs import Group, describe, load_groups, read_tensor
+from attncli.analysis.options import AttentionWords, FileOptions
+from attncli.analysis.problems import params_record, problem_of, warnings_of
+from attncli.attention.check.candidate import Target
+from attncli.attention.check.compare import Comparison
+from attncli.attention.check.hypotheses import Hypothesis
+from attncli.attention.options import Precision
+from attncli.attention.problem import Problem
+from attncli.cli.check import CheckOptions
+from attncli.cli.emit import Record, emit, make_printer
+from attncli.cli.options import WorkOptions, defaults_of
+from attncli.cli.progress import progress
+from attncli.columns import columns_of
+from attncli.errors import CheckFailedError, UsageError
+from attncli.report.check import check_tables, pair_tables
+from attncli.report.printer import Printer
+from attncli.spelling import option_words
+
+# Cells that take seconds.
+WORTH_WATCHING = 1 << 25
+# How results are printed decides nothing about them, and whoever verifies looks at a table.
+_PRINTING = {"format", "output", "digits", "unit", "color", "quiet"}
+# Hides, caps and adds nothing that float64 would show.
+_NO_SOFTCAP, _NO_SINK = 1e9, -1e4
+
+
+def run(
+    inputs: FileOptions, words: AttentionWords, options: CheckOptions, work: WorkOptions
+) -> None:
+    """Print the verdict, and fail if a candidate is off."""
+    if inputs.wo is not None:
+        raise UsageError("--wo", "expected none, got it; an output is checked before W_O")
+    given = {target: getattr(options, f"actual_{target}") for target in Target}
+    specs = {target: spec for target, spec in given.items() if spec is not None}
+    require_candidates(specs, options.rtol, options.atol, pair=options.pair is not None)
+    groups = load_groups(inputs)
+    if len(groups) > 1:
+        raise UsageError(
+            "--group", f"expected one group, got {len(groups)}", "choose with --group NAME"
+        )
+    # The reference is float64 whatever the size, unless float32 is asked for.
+    auto = work.precision is Precision.AUTO
+    precision = Precision.FLOAT64 if auto else work.precision
+    arguments, problem = problem_of(groups[0], inputs, words, precision, work.device)
+    printer = make_printer(work)
+    printer.warn(warnings_of(groups[0], arguments, problem))
+    described = dict(groups[0].described)
+    session = _Session(
+        inputs, words, options, work, groups[0], arguments, problem, printer, described
+    )
+    actual = {target: session.read(f"actual_{target}", spec) for target, spec in specs.items()}
+    if options.pair is None:
+        session.check(actual)
+    else:
+        ((target, first),) = actual.items()
+        second = session.read("pair", options.pair)
+        session.compare(target, (first, second), (specs[target], options.pair))
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What was asked, of which problem, and how to answer."""
+
+    inputs: FileOptions
+    words: AttentionWords
+    options: CheckOptions
+    work: WorkOptions
+    group: Group
+    arguments: AttentionArguments
+    problem: Problem
+    printer: Printer
+    described: dict[str, Any]
+
+    def read(self, name: str, spec: str) -> torch.Tensor:
+        """A tensor from the file of an option."""
+        tensor, said = read_tensor(spec, f"«{name}»", self.inputs.dtype)
+        self.printer.warn(said)
+        self.described[name] = describe(spec, tensor)
+        return tensor
+
+    def check(self, actual: Mapping[Target, torch.Tensor]) -> None:
+        """Compare candidates with the reference, and name what is wrong with them."""
+        sizes = self.problem.sizes
+        rows = sizes.batch * sizes.heads * sizes.q_len
+        shown = rows if rows * sizes.k_len >= WORTH_WATCHING else 0
+        with progress(self.printer, shown, "comparing") as tell:
+            found = check_tensors(
+                self.problem,
+                self.arguments.options,
+                actual,
+                self.inputs.layout,
+                rtol=self.options.rtol,
+                atol=self.options.atol,
+                tell=tell,
+            )
+        hypotheses = [_hypothesis_record(one, self.verifying(one)) for one in found.hypotheses]
+        self._emit(
+            found.comparisons,
+            {"hypotheses": hypotheses},
+            lambda _: check_tables(
+                found, self.problem, self.verifying, self.printer, self.work.digits
+            ),
+        )
+        _judge(found.comparisons, [one.name for one in found.hypotheses if one.matches])
+
+    def compare(
+        self, target: Target, both: tuple[torch.Tensor, torch.Tensor], names: tuple[str, str]
+    ) -> None:
+        """Compare two candidates with the reference and with each other."""
+        pair = check_pair(
+            self.problem,
+            self.arguments.options,
+            target,
+            both,
+            self.inputs.layout,
+            rtol=self.options.rtol,
+            atol=self.options.atol,
+        )
+        self._emit(
+            (pair.first, pair.second),
+            {"hypotheses": [], "pair": listed(pair)},
+            lambda _: pair_tables(pair, self.problem, names, self.printer, self.work.digits),
+        )
+        _judge([pair.first])
+        _judge([pair.second], option="--pair")
+
+    def verifying(self, found: Hypothesis) -> list[str] | None:
+        """The words of the command that verifies a mistake; None where no option makes it."""
+        changes = dict(found.changes)
+        if found.name == "qk:exchanged" and self.problem.kv_heads == self.problem.sizes.heads:
+            changes = _with_q_and_k_exchanged(self.inputs)
+        if not changes:
+            return None
+        given = (self.inputs, self.words, self.options, self.work)
+        return _command_words(given, changes, self.group.declared, self.problem)
+
+    def _emit(
+        self,
+        comparisons: Sequence[Comparison],
+        more: Mapping[str, Any],
+        show: Callable[[Any], Iterable[RenderableType]],
+    ) -> None:
+        emit(
+            self.work.format,
+            self.printer,
+            command="check",
+            columns=columns_of(Comparison),
+            records=[listed(one) for one in comparisons],
+            inputs=self.described,
+            params=params_record(self.group, self.arguments, self.problem),
+            show=show,
+            wrap=lambda records: {"records": records, **more},
+        )
+
+
+def _hypothesis_record(found: Hypothesis, command: list[str] | None) -> Record:
+    return {
+        "name": found.name,
+        "options": found.options or None,
+        "max_abs_error": found.max_abs_error,
+        "matches": found.matches,
+        "explained": found.explained,
+        "command": None if command is None else shlex.join(command),
+    }
+
+
+def _judge(
+    comparisons: Iterable[Comparison], mistakes: Sequence[str] = (), option: str | None = None
+) -> None:
+    """Fail if a candidate is off.
+
+    Raises:
+        CheckFailedError: naming the first that is, and the mistakes that explain it.
+    """
+    advice = f"explained by {' or by '.join(mistakes)}" if mistakes else ""
+    for found in comparisons:
+        if not found.passed:
+            raise CheckFailedError(option or f"--actual-{found.target}", _failure(found), advice)
+
+
+def _failure(found: Comparison) -> str:
+    if found.mismatches:
+        cells = f"{found.mismatches} of {found.cells} cells"
+        return f"expected the reference, got {cells} further from it than allowed"
+    if found.heads_off:
+        heads = f"{found.heads_off} head{'s' * (found.heads_off > 1)}"
+        return f"expected errors such as rounding explains, got {heads} with more"
+    return f"expected the axes of the reference, got those of {found.reading}"
+
+
+def _command_words(
+    given: Sequence[Any], changes: Mapping[str, Any], declared: Iterable[str], problem: Problem
+) -> list[str]:
+    """`attncli check …` that asks the same again with the options of a mistake.
+
+    Args:
+        given: the groups of options that the user gave.
+        changes: field of the options → its new value, None for leaving it out.
+        declared: options that come from the bundle, which leaving out does not undo.
+        problem: to know what undoes them.
+    """
+    changes = dict(changes)
+    for name in declared:
+        if name in changes and changes[name] is None:
+            changes[name] = _undone(name, problem)
+    if changes.get("prefix") is not None:
+        changes.pop("causal")
+    if "attn_mask" in changes:
+        changes["mask_true"] = None
+    words = ["attncli", "check"]
+    for options in given:
+        for name, default in defaults_of(options).items():
+            value = changes.get(name, getattr(options, name))
+            if value == default or (isinstance(options, WorkOptions) and name in _PRINTING):
+                continue
+            words += value if name == "files" else option_words(name, value)
+    return words
+
+
+def _undone(name: str, problem: Problem) -> Any:
+    """A value of an option that comes to the same as not to have it."""
+    sizes = problem.sizes
+    offset = problem.mask.offset
+    away = 0 if offset is None else max(abs(int(position)) for position in offset)
+    return {
+        "softcap": _NO_SOFTCAP,
+        "sinks": (_NO_SINK,) * sizes.heads,
+        "key_lengths": sizes.k_len,
+        "prefix": sizes.k_len,
+        "dilation": 1,
+        "left_window": sizes.q_len + sizes.k_len + away,
+        "right_window": sizes.q_len + sizes.k_len + away,
+    }[name]
+
+
+def _with_q_and_k_exchanged(files: FileOptions) -> dict[str, Any]:
+    """The fields of the file options with Q and K exchanged; empty where that takes new files."""
+    if files.q is not None and files.k is not None:
+        return {"q": files.k, "k": files.q}
+    positional = files.files or []
+    if len(positional) in (2, 3) and files.q is None and files.k is None:
+        return {"files": [positional[1], positional[0], *positional[2:]]}
+    return {}
