@@ -9,16 +9,14 @@ from typing import Any
 import torch
 
 from attncli.analysis.options import FileOptions, InputOptions
+from attncli.analysis.tensor_files import ROLES, FileGroup, groups_in
 from attncli.attention import qkv
 from attncli.attention.options import Layout, WeightsLayout
 from attncli.errors import DataError, UsageError
-from attncli.files.container import TensorFile
 from attncli.files.limits import require_memory
-from attncli.files.reader import open_file
-from attncli.files.roles import groups_of, read_one, split_name
+from attncli.files.roles import read_one
 from attncli.files.torch_tensors import as_torch, torch_dtype
 
-ROLES = ("q", "k", "v")
 RANDOM_OPTIONS = ("batch", "q_len", "k_len", "dk", "dv", "seed")
 RANDOM_OR_PACKED = ("heads", "kv_heads")
 RANDOM_KEYS = 8
@@ -86,7 +84,8 @@ def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
         return [_made_up(options, example)]
     _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "the files")
     if options.files:
-        groups = _from_files(options.files, options.group or [], options.dtype)
+        found = groups_in(options.files, options.group or [])
+        groups = [_read(group, options.dtype) for group in found]
     else:
         groups = [Group(None, "", {}, {})]
     if named:
@@ -162,66 +161,22 @@ def describe(source: str, tensor: torch.Tensor) -> dict[str, Any]:
     return {"source": source, "shape": list(tensor.shape), "dtype": dtype}
 
 
-def _from_files(names: list[str], wanted: list[str], dtype: str | None) -> list[Group]:
-    """The groups of every bundle, or one group of files with a tensor each."""
-    parts = [split_name(name) for name in names]
-    files = [(open_file(source), part) for source, part in parts]
-    single = [file for file, part in files if part is not None or len(file.headers) == 1]
-    if single and len(single) < len(files):
-        raise UsageError(
-            single[0].source,
-            "expected either bundles or files of one tensor each, got both",
-            "name tensors one by one with «q», «k» and «v» FILE::NAME",
-        )
-    if single:
-        return [_from_roles(files, dtype)]
-    return [group for file, _ in files for group in _from_bundle(file, wanted, dtype)]
-
-
-def _from_roles(files: list[tuple[TensorFile, str | None]], dtype: str | None) -> Group:
-    if len(files) > len(ROLES):
-        raise UsageError("FILE", f"expected q, k and v, got {len(files)} files of one tensor each")
-    warnings: list[str] = []
+def _read(group: FileGroup, dtype: str | None) -> Group:
+    """The tensors of files, cast where a dtype is asked for."""
     tensors, described = {}, {}
-    for role, (file, name) in zip(ROLES, files, strict=False):
-        stored = file.read(name)
+    for role, (file, header) in group.roles.items():
+        stored = file.read(header.name)
         tensors[role] = as_torch(stored, dtype)
         described[role] = describe(stored.source, tensors[role])
-        warnings += file.warnings
-    return Group(None, "", tensors, described, warnings=tuple(warnings))
-
-
-def _from_bundle(file: TensorFile, wanted: list[str], dtype: str | None) -> list[Group]:
-    groups: list[Group] = []
-    for name, roles in groups_of(file, wanted).items():
-        tensors, described = {}, {}
-        for role, tensor_name in roles.items():
-            if tensor_name is not None:
-                stored = file.read(tensor_name)
-                tensors[role] = as_torch(stored, dtype)
-                described[role] = describe(stored.source, tensors[role])
-        declared = dict(file.metadata.get(name, {}))
-        labels = declared.pop("labels", None)
-        groups.append(
-            Group(
-                file.source,
-                name,
-                tensors,
-                described,
-                declared=declared,
-                labels=_labels(file, labels),
-                warnings=() if groups else tuple(file.warnings),
-            )
-        )
-    return groups
-
-
-def _labels(file: TensorFile, labels: Any) -> tuple[str, ...] | None:
-    if labels is None:
-        return None
-    if not isinstance(labels, list):
-        raise DataError(file.source, f"expected labels to be a list, got {type(labels).__name__}")
-    return tuple(map(str, labels))
+    return Group(
+        group.source,
+        group.name,
+        tensors,
+        described,
+        declared=group.declared,
+        labels=group.labels,
+        warnings=group.warnings,
+    )
 
 
 def _with_named(groups: list[Group], named: dict[str, str], dtype: str | None) -> Group:

@@ -1,32 +1,150 @@
-"""Masks from options: how long they are, what leaks through them, what looks wrong, and to files.
+"""Masks from options and files: how long they are, what leaks through, what looks wrong.
 
 Needs no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attncli.analysis.attention_arguments import as_array
+from attncli.analysis.tensor_files import FileGroup, groups_in
 from attncli.attention.masks.audit import MaskAudit, place
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Leak, leaks
 from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.masks.recognise import undeclared_leaks
-from attncli.attention.options import AttentionOptions
-from attncli.attention.sizes import Sizes
+from attncli.attention.options import AttentionOptions, Layout
+from attncli.attention.sizes import Sizes, to_bhsd
+from attncli.errors import UsageError
 from attncli.files.tensor import bfloat16_bits
 from attncli.files.writer import TensorSaver
 
+MASK_NAMES = ("attn_mask", "attention_mask", "mask")
+# Options that shape the softmax, not the mask.
+SOFTMAX = ("scale", "temperature", "softcap", "sinks")
 DEFAULT_LENGTH = 8
 BLOCK_CELLS = 1 << 24
 
 _AXES = ("batch", "heads", "q_len", "k_len")
 _OF_KEYS = ("batch", "k_len")
+
+
+@dataclass(frozen=True, slots=True)
+class MaskInputs:
+    """What files of Q and K say of a mask; their data are not read.
+
+    Attributes:
+        group: their tensors and labels; None without files.
+        lengths: "batch", "heads", "q_len", "k_len"; empty without files.
+        declared: options that a bundle declares and that count.
+        mask: a mask that the bundle holds for the group; None for none.
+        mask_source: its file and name.
+        warnings: what the reader of the results should know.
+    """
+
+    group: FileGroup | None = None
+    lengths: dict[str, int] = field(default_factory=dict)
+    declared: dict[str, Any] = field(default_factory=dict)
+    mask: NDArray[Any] | None = None
+    mask_source: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Role → source, shape, dtype."""
+        roles = {} if self.group is None else self.group.roles
+        return {
+            role: {
+                "source": file.source if header.name is None else f"{file.source}::{header.name}",
+                "shape": list(header.shape),
+                "dtype": header.dtype,
+            }
+            for role, (file, header) in roles.items()
+            if role in ("q", "k")
+        }
+
+
+def find_inputs(
+    files: Sequence[str], group: Sequence[str], layout: Layout, *, softmax: bool, mask: bool
+) -> MaskInputs:
+    """Read the headers of Q and K.
+
+    Args:
+        files: two files, or one bundle; empty for none.
+        group: which group of the bundle; empty where all have one and the same mask.
+        layout: order of their axes.
+        softmax: whether what shapes the softmax beside the mask counts.
+        mask: whether to take the mask that a bundle holds.
+
+    Raises:
+        UsageError: files that do not say which are Q and K, or several groups.
+    """
+    if not files:
+        return MaskInputs()
+    groups = groups_in(files, group)
+    first = groups[0]
+    if "k" not in first.roles:
+        raise UsageError(
+            "FILE",
+            "expected Q and K, or one bundle, got one file of one tensor",
+            f"to read a mask: «attn_mask={files[0]}»",
+        )
+    if len(groups) > 1 and not _alike(groups, layout):
+        names = ", ".join(one.name for one in groups[:8])
+        raise UsageError("«group»", f"expected one group, got {len(groups)}: {names}")
+    warnings = [text for one in groups for text in one.warnings]
+    declared = dict(first.declared) if softmax else _without_softmax(first)
+    if declared.pop("sinks", None) is not None:
+        warnings.append("«effect» leaves out the sinks that the bundle declares")
+    if softmax and len(groups) > 1:
+        said = f"the {len(groups)} groups have one mask in common; the files read are of "
+        warnings.append(said + first.name)
+    held = _held_mask(first) if mask else None
+    file = first.roles["q"][0]
+    return MaskInputs(
+        group=first,
+        lengths=_lengths(first, layout),
+        declared=declared,
+        mask=None if held is None else as_array(file.read(held)),
+        mask_source=None if held is None else f"{file.source}::{held}",
+        warnings=tuple(warnings),
+    )
+
+
+def _alike(groups: Sequence[FileGroup], layout: Layout) -> bool:
+    """Whether all groups of a bundle have one and the same mask."""
+    told = [(_lengths(one, layout), _without_softmax(one)) for one in groups]
+    return all(one == told[0] for one in told) and not any(map(_held_mask, groups))
+
+
+def _without_softmax(group: FileGroup) -> dict[str, Any]:
+    return {name: value for name, value in group.declared.items() if name not in SOFTMAX}
+
+
+def _held_mask(group: FileGroup) -> str | None:
+    """The name of the mask that a bundle holds for a group."""
+    prefixes = (f"{group.name}.", f"{group.name}/") if group.name else ("",)
+    names = {f"{prefix}{name}" for prefix in prefixes for name in MASK_NAMES}
+    headers = () if group.source is None else group.roles["q"][0].headers
+    return next((header.name for header in headers if header.name in names), None)
+
+
+def _lengths(group: FileGroup, layout: Layout) -> dict[str, int]:
+    """B, H, S_q and S_k from two shapes, of arrays that take no memory."""
+    of_q, of_k = (
+        to_bhsd(np.broadcast_to(np.float32(0), group.roles[role][1].shape), role, layout, 1).shape
+        for role in ("q", "k")
+    )
+    found = {"batch": of_q[0], "heads": of_q[1], "q_len": of_q[2], "k_len": of_k[2]}
+    if layout is Layout.BSH:
+        del found["heads"]  # how many are packed is for the caller to say
+    return found
 
 
 def sizes_of(

@@ -49,10 +49,10 @@ def run(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> None:
 
 def _problem(prepared: Prepared) -> Problem:
     """Q and K of the files, with the options that shaped the mask."""
-    options, inputs = prepared.options, prepared.inputs
-    assert inputs.q is not None  # --effect takes files
-    assert inputs.k is not None
-    q, k = (as_torch(file.read(name)) for file, name in (inputs.q, inputs.k))
+    options, group = prepared.options, prepared.inputs.group
+    assert group is not None  # --effect takes files
+    named = (group.roles[role] for role in ("q", "k"))
+    q, k = (as_torch(file.read(header.name)) for file, header in named)
     kv_heads = None
     if options.layout is Layout.BSH and options.heads is not None:
         kv_heads = k.shape[-1] * options.heads // max(1, q.shape[-1])  # as wide as those of Q

@@ -15,7 +15,16 @@ from attncli.analysis.attention_arguments import (
     read_arguments,
     read_array,
 )
-from attncli.analysis.mask import file_alone, find_leaks, save_mask, sizes_of, suspicions
+from attncli.analysis.mask import (
+    SOFTMAX,
+    MaskInputs,
+    file_alone,
+    find_inputs,
+    find_leaks,
+    save_mask,
+    sizes_of,
+    suspicions,
+)
 from attncli.analysis.options import AttentionWords
 from attncli.analysis.values import several
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place
@@ -25,7 +34,6 @@ from attncli.attention.masks.mask import Mask
 from attncli.attention.options import Layout
 from attncli.cli.emit import Record, emit, make_printer
 from attncli.cli.mask import MaskOptions
-from attncli.cli.mask_inputs import SOFTMAX, MaskInputs, find_inputs
 from attncli.cli.options import WorkOptions
 from attncli.columns import Column, columns_of, record_of
 from attncli.errors import AttncliError, CheckFailedError, UsageError
@@ -135,7 +143,8 @@ def run(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> None:
     }
     if prepared.leaks is not None:
         params["leaks"] = [asdict(leak) for leak in prepared.leaks]
-    labels = prepared.inputs.labels
+    group = prepared.inputs.group
+    labels = None if group is None else group.labels
     prepared.write(
         "mask",
         columns_of(MaskRecord),
@@ -156,7 +165,9 @@ def prepare(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> P
     """
     _refuse_useless(options, words)
     printer = make_printer(work)
-    inputs = find_inputs(options, words)
+    files, group, softmax = options.files or (), options.group or (), options.effect
+    held = words.attn_mask is None
+    inputs = find_inputs(files, group, options.layout, softmax=softmax, mask=held)
     arguments = read_arguments(words, inputs.declared)
     if inputs.mask is not None:
         arguments = replace(
