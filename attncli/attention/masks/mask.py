@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -59,6 +59,7 @@ class Mask:
     slopes: Array | None = None
     warnings: tuple[str, ...] = ()
     convert: Callable[[Any], Array] = np.asarray
+    _hulls: dict[tuple[int, ...], Hull] = field(default_factory=dict, init=False, repr=False)
 
     def visible(self, batch: slice, head: slice, rows: Index, cols: slice) -> Array:
         """Bool (b | 1, h | 1, rows, cols): True where the query may see the key."""
@@ -123,11 +124,20 @@ class Mask:
     def hull(self, batch: int, heads: range | None = None) -> Hull:
         """Intervals that hold all keys that each real query of a batch sees in any of the heads.
 
+        What is alike for all batches or all heads is worked out once.
+
         Args:
             batch: index of the batch.
             heads: neighbouring heads; None for all.
         """
         heads = range(self.sizes.heads) if heads is None else heads
+        of_heads = (heads.start, heads.stop) if self.differs(1) else ()
+        key = (batch if self.differs(0) else 0, *of_heads)
+        if key not in self._hulls:
+            self._hulls[key] = self._hull(batch, heads)
+        return self._hulls[key]
+
+    def _hull(self, batch: int, heads: range) -> Hull:
         apart = len(heads) > 1 and self.differs(1)
         rules = [rule for rule in self.on_host().rules if not (apart and rule.differs(1))]
         alike = replace(self.on_host(), rules=tuple(rules))
