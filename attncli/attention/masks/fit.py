@@ -1,46 +1,37 @@
-"""The cheapest pattern that gives exactly the cells of a mask, from its rows' and columns' sums.
+"""The cheapest pattern whose cells are exactly those of a mask, or else the one nearest to it.
 
-A candidate leaves each query an interval [l, u] of the keys of its document. If every row's first
-and last visible key lie within it, and every key that is used at all is used by as many queries as
-the candidate lets at it, then the cells are the candidate's without the unused keys: exact, without
-another look at the cells.
+Candidates are put together from what most rows begin and end at. One that has every row's first and
+last key inside its interval, and every used key used by as many rows as it lets at it, has the
+mask's cells, once the unused keys are hidden: no other look at the cells is needed, but for
+documents and dilation.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from attncli.attention.masks.documents import (
-    SeeingRows,
-    connected_labels,
-    hull_labels,
-    numbered_variants,
+from attncli.attention.masks.interval_mask import (
+    Marginals,
+    SortedIntervals,
+    coverage,
+    row_differences,
 )
-from attncli.attention.masks.interval_mask import Marginals, SortedIntervals
-from attncli.attention.masks.patterns import Pattern
+from attncli.attention.masks.mask import HeadMask
+from attncli.attention.masks.patterns import Pattern, describe
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    from attncli.attention.masks.documents import Labels
-    from attncli.attention.masks.mask import HeadMask
-
-# Up to this many cells every query offset is tried for documents, beyond it the likely ones.
-_ALL_OFFSETS_CELLS = 4096
-_MOST_PREFIX_OFFSETS = 6
-_MOST_DOCUMENT_OFFSETS = 12
+# The least cost of packed documents.
+_DOCUMENTS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """The cheapest patterns, by `Pattern.cost`, whose cells are exactly those of a view.
+    """The cheapest patterns, by `Pattern.cost`, whose cells are exactly those of a mask.
 
     Attributes:
         pattern: the cheapest of all; None where no pattern fits.
@@ -51,77 +42,224 @@ class Fit:
     buildable: Pattern | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Nearest:
+    """A pattern that is not quite the mask's.
+
+    Attributes:
+        pattern: the pattern.
+        cells: number of cells of real queries that differ from it, or from its inverse.
+        inverted: whether it is the inverse that is so near.
+    """
+
+    pattern: Pattern
+    cells: int
+    inverted: bool
+
+    @property
+    def words(self) -> str:
+        """As "nearest is … differing in k cells"."""
+        inverse = "the inverse of " if self.inverted else ""
+        cells = "1 cell" if self.cells == 1 else f"{self.cells} cells"
+        return f"nearest is {inverse}{describe([self.pattern])}, differing in {cells}"
+
+
 def fit(view: HeadMask) -> Fit:
     """Find the cheapest patterns whose cells are those of the view."""
-    profile = view.marginals
-    plain = Pattern(q_len=view.mask.sizes.q_len, k_len=view.k_len)
-    if profile.kept == view.size:
-        return Fit(plain, plain)
-    if profile.kept == 0:
-        nothing = replace(plain, length=0)
-        return Fit(nothing, nothing)
-    buildable = _cheapest(plain, view, Best(profile))
-    seeing = int((profile.counts > 0).sum())
-    if seeing == view.rows or seeing == 1:  # one row alone fits too many patterns
+    marginals, plain = view.marginals, _plain(view)
+    if marginals.kept in (0, view.size):
+        whole = plain if marginals.kept == view.size else replace(plain, length=0)
+        return Fit(whole, whole)
+    buildable = _cheapest(view, None, hide=False)
+    if int((marginals.counts > 0).sum()) in (view.rows, 1):  # one row fits too many patterns
         return Fit(buildable, buildable)
-    hiding = _cheapest(plain, view, Best(profile, buildable, rows_may_hide=True))
-    return Fit(hiding, buildable)
+    return Fit(_cheapest(view, buildable, hide=True), buildable)
 
 
-def _cheapest(plain: Pattern, view: HeadMask, best: Best) -> Pattern | None:
-    if view.marginals.is_interval_mask:
-        best.take(_without_documents(plain, view.marginals))
-    best.take(_with_documents(plain, view, hull_labels(view.marginals)))
-    if best.pattern is None:
-        labels = connected_labels(view)
-        if labels is not None:
-            best.take(_with_documents(plain, view, labels))
-    return best.pattern
+def nearest_of(view: HeadMask) -> Nearest:
+    """The pattern, or the inverse of one, that differs from the view in the fewest cells."""
+    plain, best = _plain(view), None
+    bases = [plain, replace(plain, length=0)]
+    if view.marginals.kept:
+        bases += _usual(plain, view.marginals)
+    both = [each for base in bases for each in (base, _padded(base, view))]
+    for bound, pattern in sorted(
+        ((_at_least(view, each), each) for each in both), key=lambda pair: pair[0]
+    ):
+        if best is not None and bound >= best.cells:
+            break
+        cells = differing_cells(view, pattern)
+        found = [Nearest(pattern, cells, False)]
+        if pattern.frame.causal or pattern.ids is not None:  # that of padding is padding again
+            found.append(Nearest(pattern, view.size - cells, True))
+        best = min([*([best] if best else []), *found], key=lambda one: one.cells)
+    assert best is not None  # there is always the full mask
+    return best
 
 
-class Best:
-    """The cheapest of the candidates that fit so far."""
-
-    def __init__(
-        self, profile: Marginals, pattern: Pattern | None = None, *, rows_may_hide: bool = False
-    ) -> None:
-        self.pattern = pattern
-        self._profile = profile
-        self._rows_may_hide = rows_may_hide
-
-    def take(self, candidates: Iterable[Pattern]) -> None:
-        """Try candidates, of which one as cheap as an earlier one loses."""
-        for candidate in candidates:
-            if self.pattern is not None and candidate.cost >= self.pattern.cost:
-                continue  # padding and hidden queries only add to it
-            found = complete(candidate, self._profile, self._rows_may_hide)
-            if found is not None and (self.pattern is None or found.cost < self.pattern.cost):
-                self.pattern = found
+def differing_cells(view: HeadMask, pattern: Pattern) -> int:
+    """In how many cells of real queries a view and a pattern differ."""
+    expected = pattern.interval_mask(view.rows)
+    if view.intervals is not None:
+        return int(row_differences(view.intervals, expected).sum())
+    return sum(
+        int(np.count_nonzero(block != expected.cells(rows))) for rows, block in view.blocks()
+    )
 
 
-def complete(pattern: Pattern, profile: Marginals, rows_may_hide: bool = False) -> Pattern | None:
-    """The pattern with the padding that makes its cells those of the profile; None if none does.
+def complete(pattern: Pattern, marginals: Marginals, hide: bool = False) -> Pattern | None:
+    """The pattern with the padding that makes its cells those of the mask; None if none does.
 
-    The documents of the pattern, if it has any, must have been read from the same cells: that a
-    query sees keys of its own document alone is taken for granted.
+    That a query sees keys of its own document alone, or every so many-th, is taken for granted.
+
+    Args:
+        pattern: without padding.
+        marginals: of the mask.
+        hide: whether queries that see nothing may be hidden altogether.
     """
-    structure = pattern.interval_mask(len(profile.counts))
-    some = profile.counts > 0
-    if rows_may_hide:
-        structure = replace(structure, stop=np.where(some, structure.stop, structure.first))
-    outside = (profile.first < structure.first) | (profile.last >= structure.stop)
-    if (some & outside).any():
+    found, some = pattern.interval_mask(len(marginals.counts)), marginals.counts > 0
+    if hide:
+        found = replace(found, stop=np.where(some, found.stop, found.first))
+    if (some & ((marginals.first < found.first) | (marginals.last >= found.stop))).any():
         return None
-    reach = SortedIntervals(structure).marginals().used
-    seen = profile.used > 0
-    if (seen & (profile.used != reach)).any():
+    reach, seen = SortedIntervals(found).marginals().used, marginals.used > 0
+    if (seen & (marginals.used != reach)).any():
         return None
-    found = _with_padding(pattern, seen, ~seen & (reach > 0))
-    if not rows_may_hide:
-        return found
-    shown = SortedIntervals(found.interval_mask(len(profile.counts)))
+    padded = _with_padding(pattern, seen, ~seen & (reach > 0))
+    if not hide:
+        return padded
+    shown = SortedIntervals(padded.interval_mask(len(marginals.counts)))
     hidden = np.flatnonzero(~some & (shown.high > shown.low))
-    return replace(found, hidden_rows=hidden) if len(hidden) else found
+    return replace(padded, hidden_rows=hidden) if len(hidden) else padded
+
+
+def _plain(view: HeadMask) -> Pattern:
+    return Pattern(q_len=view.mask.sizes.q_len, k_len=view.k_len)
+
+
+def _cheapest(view: HeadMask, best: Pattern | None, *, hide: bool) -> Pattern | None:
+    """The cheapest candidate that is the view, if cheaper than the best so far."""
+    marginals, plain = view.marginals, _plain(view)
+    bounds = list(_bounds(plain, marginals))
+    best = _cheaper(bounds if marginals.is_interval_mask else (), view, best, hide)
+    if best is None:
+        best = _cheaper(_dilated(bounds, marginals), view, best, hide)
+    if best is not None and best.cost <= _DOCUMENTS:
+        return best
+    highest = (bound.highest for bound in bounds if bound.highest is not None)
+    for position in dict.fromkeys([*plain.corners, *highest]):
+        for ids in _documents(marginals, position):
+            documents = replace(plain, position=position, ids=ids)
+            before, best = best, _cheaper(_within(documents, bounds, marginals), view, best, hide)
+            if best is not before:
+                return best  # the likeliest and cheapest documents come first
+    return best
+
+
+def _cheaper(
+    candidates: Iterable[Pattern], view: HeadMask, best: Pattern | None, hide: bool
+) -> Pattern | None:
+    for candidate in sorted(candidates, key=lambda pattern: pattern.cost):
+        if best is not None and candidate.cost >= best.cost:
+            break  # padding and hidden queries only add to it
+        found = complete(candidate, view.marginals, hide)
+        if found is None or (best is not None and found.cost >= best.cost):
+            continue
+        if not found.documented or differing_cells(view, found) == 0:
+            best = found
+    return best
+
+
+def _bounds(plain: Pattern, marginals: Marginals) -> Iterator[Pattern]:
+    """Upper bounds × lower bounds × prefixes that many rows suggest."""
+    rows = np.flatnonzero(marginals.counts)
+    first, last = marginals.first[rows], marginals.last[rows]
+    lows = [None, *_common(first - rows)]
+    for high in dict.fromkeys([None, *plain.corners, *_common(last - rows)]):
+        beyond = last[:0] if high is None else last[last > rows + high]
+        prefixes = [int(beyond.max()) + 1] if len(beyond) else []
+        for low, prefix in product(dict.fromkeys(lows), [None, *prefixes]):
+            if low is None or high is None or low <= high:
+                yield replace(plain, lowest=low, highest=high, prefix=prefix)
+
+
+def _common(diagonals: NDArray[np.int64]) -> list[int]:
+    """The most frequent diagonal and the outermost ones."""
+    values, counts = np.unique(diagonals, return_counts=True)
+    return [int(values[counts.argmax()]), int(values[0]), int(values[-1])]
+
+
+def _dilated(bounds: list[Pattern], marginals: Marginals) -> Iterator[Pattern]:
+    """Windows of which every so many-th key is seen, as far apart as most rows say."""
+    rows = np.flatnonzero(marginals.counts > 1)
+    if not len(rows):
+        return
+    spread = (marginals.last - marginals.first)[rows] / (marginals.counts[rows] - 1)
+    step = _common(spread.astype(np.int64))[0]
+    if step < 2:
+        return
+    apart = int(marginals.first[rows[0]] - rows[0])
+    for bound in bounds:
+        if bound.lowest is None or bound.highest is None or bound.prefix is not None:
+            continue
+        likely = [*bound.corners, bound.highest, *range(bound.lowest, bound.lowest + step)]
+        inside = [each for each in likely if bound.lowest <= each <= bound.highest]
+        for position in [each for each in inside if (each - apart) % step == 0][:1]:
+            pattern = replace(bound, position=position, dilation=step)
+            if _holds(pattern, marginals):
+                yield pattern
+
+
+def _within(documents: Pattern, bounds: list[Pattern], marginals: Marginals) -> Iterator[Pattern]:
+    """Packed documents, with bounds inside them."""
+    assert documents.position is not None
+    if not _holds(documents, marginals):
+        return
+    for bound in bounds:
+        if bound.lowest is not None and bound.lowest > documents.position:
+            continue
+        if bound.highest is None or bound.highest >= documents.position:
+            yield replace(bound, position=documents.position, ids=documents.ids)
+
+
+def _holds(pattern: Pattern, marginals: Marginals) -> bool:
+    """Whether each row sees as many keys as its document has between its first and its last."""
+    found = pattern.interval_mask(len(marginals.counts))
+    stop = marginals.last + 1
+    first = np.minimum(marginals.first, stop)
+    inside = SortedIntervals(replace(found, first=first, stop=stop, keep=marginals.used > 0))
+    return bool((inside.high - inside.low == marginals.counts).all())
+
+
+def _documents(marginals: Marginals, offset: int) -> Iterator[NDArray[np.int64]]:
+    """Documents as runs of keys, by what the query at each key sees first, and by their starts."""
+    rows, k_len = np.flatnonzero(marginals.counts), len(marginals.used)
+    first, position = marginals.first[rows], rows + offset
+    if position[0] < 0 or position[-1] >= k_len:
+        return
+    own = np.full(k_len, -1)
+    own[position] = first
+    reached = np.minimum(first, position), np.maximum(marginals.last[rows], position)
+    runs = np.concatenate([[0], np.cumsum(coverage(*reached, k_len)[:-1] == 0)])
+    begun = np.cumsum(np.bincount(first, minlength=k_len) >= 2)
+    # Keys that no query sees, and at which none that sees any stands, show no document.
+    free = (marginals.used == 0) & (own < 0)
+    before = np.maximum.accumulate(np.where(free, -1, np.arange(k_len)))
+    before = np.where(before < 0, int(np.argmin(free)), before)
+    for ids in (runs, np.where(own < 0, runs + k_len, own), begun):
+        for each in (ids[before], ids) if free.any() else (ids,):
+            numbered = _numbered(each)
+            if numbered.any() or len(rows) < len(marginals.counts):
+                yield numbered
+
+
+def _numbered(ids: NDArray[Any]) -> NDArray[np.int64]:
+    """Documents numbered from 0 in the order of their first keys."""
+    steps = np.diff(ids, prepend=ids[:1])
+    if (steps >= 0).all():
+        return np.cumsum(steps > 0)
+    _, start, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(start))[inverse].astype(np.int64)
 
 
 def _with_padding(pattern: Pattern, seen: NDArray[np.bool_], hide: NDArray[np.bool_]) -> Pattern:
@@ -136,123 +274,46 @@ def _with_padding(pattern: Pattern, seen: NDArray[np.bool_], hide: NDArray[np.bo
     return replace(pattern, keep=~hide)
 
 
-@dataclass(frozen=True, slots=True)
-class _Edges:
-    """Diagonals on which the visible cells of the rows begin and end.
-
-    Attributes:
-        lowest: the smallest diagonal that holds a first key: a lower bound may be this or less …
-        above: … and must be more than this; None where nothing forces a lower bound.
-        highest: the largest diagonal that holds a last key: an upper bound may be this or more …
-        below: … and must be less than this; None where nothing forces an upper bound.
-    """
-
-    lowest: int
-    above: int | None
-    highest: int
-    below: int | None
-
-    def lowest_candidates(self, marks: Iterable[int]) -> list[int | None]:
-        least = [self.lowest, *(min(mark, self.lowest) for mark in marks)]
-        fitting = [each for each in least if self.above is None or each > self.above]
-        return [*([None] if self.above is None else []), *dict.fromkeys(fitting)]
-
-    def highest_candidates(self, marks: Iterable[int]) -> list[int | None]:
-        most = [*(mark for mark in marks if mark >= self.highest), self.highest]
-        fitting = [each for each in most if self.below is None or each < self.below]
-        return [*([None] if self.below is None else []), *dict.fromkeys(fitting)]
+def _usual(plain: Pattern, marginals: Marginals) -> Iterator[Pattern]:
+    """Bands and documents at the bounds and starts that most rows agree on."""
+    rows = np.flatnonzero(marginals.counts)
+    low, high = (_common(ends[rows] - rows)[0] for ends in (marginals.first, marginals.last))
+    width = _common(marginals.counts[rows])[0]
+    for highest in dict.fromkeys([None, *plain.corners, high]):
+        lows = (None,) if highest is None else (None, low, highest - width + 1)
+        for lowest in dict.fromkeys(lows):
+            if lowest is None or highest is None or lowest <= highest:
+                yield replace(plain, lowest=lowest, highest=highest)
+    for corner in plain.corners:
+        for ids in _documents(marginals, corner):
+            documents = replace(plain, position=corner, ids=ids)
+            yield from (documents, replace(documents, highest=corner))
 
 
-def _edges(rows: SeeingRows, used: NDArray[np.int64], ids: NDArray[np.int64] | None) -> _Edges:
-    keys = np.flatnonzero(used)
-    if ids is not None:
-        keys = keys[np.argsort(ids[keys], kind="stable")]
-    place = np.zeros(len(used), np.int64)
-    place[keys] = np.arange(len(keys))
-    before, after = place[rows.first] - 1, place[rows.last] + 1
-    has_before, has_after = before >= 0, after < len(keys)
-    if ids is not None:  # a neighbour in another document forces nothing
-        has_before[has_before] = (ids[keys[before]] == ids[rows.first])[has_before]
-        clipped = np.minimum(after, len(keys) - 1)
-        has_after &= ids[keys[clipped]] == ids[rows.last]
-    above = keys[before[has_before]] - rows.index[has_before]
-    below = keys[after[has_after]] - rows.index[has_after]
-    return _Edges(
-        int((rows.first - rows.index).min()),
-        int(above.max()) if len(above) else None,
-        int((rows.last - rows.index).max()),
-        int(below.min()) if len(below) else None,
+def _at_least(view: HeadMask, pattern: Pattern) -> int:
+    """In how many cells the pattern, or its inverse, differs at least, by sums of rows and keys."""
+    expected, marginals = (
+        SortedIntervals(pattern.interval_mask(view.rows)).marginals(),
+        view.marginals,
     )
+    pairs = (
+        (marginals.counts, expected.counts, view.k_len),
+        (marginals.used, expected.used, view.rows),
+    )
+    plain, inverse = (
+        max(int(abs((length - a if inverted else a) - b).sum()) for a, b, length in pairs)
+        for inverted in (False, True)
+    )
+    return min(plain, inverse)
 
 
-def _without_documents(plain: Pattern, profile: Marginals) -> list[Pattern]:
-    """Bands, prefixes and plain padding, the cheapest first."""
-    rows = SeeingRows.of(profile)
-    edges = _edges(rows, profile.used, None)
-    lows = edges.lowest_candidates(plain.corners)
-    uppers = [replace(plain, highest=high) for high in edges.highest_candidates(plain.corners)]
-    for high in _prefix_offsets(plain, rows):
-        uppers += _prefixes(replace(plain, highest=high), rows, edges)
-    found = [replace(upper, lowest=low) for upper, low in product(uppers, lows)]
-    return sorted(found, key=lambda pattern: pattern.cost)
-
-
-def _prefix_offsets(plain: Pattern, rows: SeeingRows) -> list[int]:
-    """Upper bounds that the rows reaching beyond some key have, the most frequent ones."""
-    order = np.argsort(rows.last, kind="stable")
-    diagonals = (rows.last - rows.index)[order]
-    most = np.maximum.accumulate(diagonals[::-1])[::-1]
-    starts = np.flatnonzero(np.diff(rows.last[order], prepend=-1))
-    frequent = Counter(most[starts].tolist()).most_common(_MOST_PREFIX_OFFSETS)
-    return list(dict.fromkeys([*plain.corners, *(each for each, _ in frequent)]))
-
-
-def _prefixes(causal: Pattern, rows: SeeingRows, edges: _Edges) -> Iterator[Pattern]:
-    """Prefixes beside an upper bound, with and without a limit on how far ahead they reach."""
-    assert causal.highest is not None
-    beyond = rows.last[rows.last > rows.index + causal.highest]
-    if len(beyond):
-        wide = replace(causal, prefix=int(beyond.max()) + 1)
-        yield wide
-        yield replace(wide, ahead=edges.highest)
-
-
-def _with_documents(plain: Pattern, view: HeadMask, labels: Labels) -> Iterator[Pattern]:
-    """Packed documents with and without bands and prefixes inside them."""
-    rows = SeeingRows.of(view.marginals)
-    for offset in _document_offsets(plain, view, rows):
-        ids = labels(rows, offset)
-        if ids is None or ((ids == ids[0]).all() and len(rows.index) == view.rows):
-            continue
-        edges = _edges(rows, view.marginals.used, ids)
-        base = replace(plain, position=offset)
-        found = list(_bands_in_documents(base, rows, edges))
-        for variant in numbered_variants(ids, view.marginals, rows, offset):
-            yield from (replace(pattern, ids=variant) for pattern in found)
-
-
-def _bands_in_documents(base: Pattern, rows: SeeingRows, edges: _Edges) -> Iterator[Pattern]:
-    offset = base.position
-    assert offset is not None
-    lows = [low for low in edges.lowest_candidates([offset]) if low is None or low <= offset]
-    causal = replace(base, highest=offset)
-    uppers = [
-        replace(base, highest=high)
-        for high in edges.highest_candidates([offset])
-        if high is None or high >= offset
-    ]
-    for upper in (*uppers, *_prefixes(causal, rows, edges)):
-        yield from (replace(upper, lowest=low) for low in lows)
-
-
-def _document_offsets(plain: Pattern, view: HeadMask, rows: SeeingRows) -> list[int]:
-    """Query offsets at which documents are looked for, the likely ones first."""
-    highest = int((rows.last - rows.index).max())
-    lowest = int((rows.first - rows.index).min())
-    starts = np.flatnonzero(np.diff(rows.first, prepend=-1) > 0)
-    begun = Counter((rows.first - rows.index)[starts].tolist())
-    ends = np.flatnonzero(np.diff(rows.last, append=view.k_len) > 0)
-    begun += Counter((rows.last - rows.index)[ends].tolist())
-    likely = [each for each, _ in begun.most_common(_MOST_DOCUMENT_OFFSETS)]
-    every = range(1 - view.rows, view.k_len) if view.size <= _ALL_OFFSETS_CELLS else ()
-    return list(dict.fromkeys([*plain.corners, highest, lowest, *likely, *every]))
+def _padded(pattern: Pattern, view: HeadMask) -> Pattern:
+    """The pattern without the keys that nearly no query sees who should."""
+    reach = SortedIntervals(pattern.interval_mask(view.rows)).marginals().used
+    keep = 10 * view.marginals.used >= reach
+    if keep.all():
+        return pattern
+    hidden = np.flatnonzero(~keep)
+    if len(hidden) == view.k_len - hidden[0]:
+        return replace(pattern, length=int(hidden[0]))
+    return replace(pattern, keep=keep)

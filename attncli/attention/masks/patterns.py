@@ -22,16 +22,16 @@ class Pattern:
     """One batch and head of a mask by its diagonals: the fewest numbers that give its cells.
 
     Query i sees key j iff all of these hold, None standing for "no such rule":
-    lowest ≤ j − i; j − i ≤ highest, or j < prefix; j − i ≤ ahead; j < length; keep_j;
-    key j and position i + position are in the same document.
+    lowest ≤ j − i; j − i ≤ highest, or j < prefix; j < length; keep_j; key j and position
+    i + position are in the same document; i + position − j is a multiple of dilation.
 
     Attributes:
         q_len, k_len: S_q and S_k, which say where bottom-right is.
         lowest: first visible diagonal.
         highest: last visible diagonal; the query offset, where it is causal.
         prefix: number of keys that every query sees despite `highest`.
-        ahead: last diagonal that `prefix` reaches.
-        position: query offset, where documents need one.
+        position: query offset, where documents or dilation need one.
+        dilation: from one visible key to the next.
         length: number of real keys.
         keep: bool (S_k,), True = real key, where a length does not say it.
         ids: int64 (S_k,), document of each key.
@@ -43,8 +43,8 @@ class Pattern:
     lowest: int | None = None
     highest: int | None = None
     prefix: int | None = None
-    ahead: int | None = None
     position: int | None = None
+    dilation: int | None = None
     length: int | None = None
     keep: NDArray[np.bool_] | None = None
     ids: NDArray[np.int64] | None = None
@@ -61,13 +61,21 @@ class Pattern:
         cost = 0 if self.lowest is None else 2
         if self.highest is not None:
             cost += 1 if self.highest in self.corners else 2
-        cost += 2 * sum(each is not None for each in (self.prefix, self.ahead, self.length))
+        cost += 2 * sum(each is not None for each in (self.prefix, self.length))
         if self.keep is not None:
             cost += 3 if self.padded_left is not None else 6
         if self.ids is not None:
             cost += 4 if (np.diff(self.ids) >= 0).all() else 6
+        if self.dilation is not None:
+            cost += 3
+        if self.documented:
             cost += self.position not in (*self.corners, self.highest)
         return cost + (3 if self.hidden_rows is not None else 0)
+
+    @property
+    def documented(self) -> bool:
+        """Whether which keys a query sees is not a matter of intervals of the axis alone."""
+        return self.ids is not None or self.dilation is not None
 
     @property
     def padded_left(self) -> int | None:
@@ -85,18 +93,16 @@ class Pattern:
             first = np.clip(index + self.lowest, 0, self.k_len)
         if self.highest is not None:
             stop = np.maximum(index + self.highest + 1, self.prefix or 0)
-        if self.ahead is not None:
-            stop = np.minimum(stop, index + self.ahead + 1)
         stop = np.clip(stop, 0, self.k_len if self.length is None else self.length)
         stop = np.maximum(first, stop)
         if self.hidden_rows is not None:
             stop[self.hidden_rows] = first[self.hidden_rows]
-        if self.ids is None:
-            return IntervalMask(self.k_len, first, stop, self.keep)
-        assert self.position is not None
-        return IntervalMask(
-            self.k_len, first, stop, self.keep, *document_of(self.ids, index + self.position)
-        )
+        position, keys, queries = index + (self.position or 0), None, None
+        if self.ids is not None:
+            keys, queries = document_of(self.ids, position)
+        elif self.dilation is not None:
+            keys, queries = np.arange(self.k_len) % self.dilation, position % self.dilation
+        return IntervalMask(self.k_len, first, stop, self.keep, keys, queries)
 
     @property
     def frame(self) -> Frame:
@@ -121,15 +127,13 @@ def _frame(p: Pattern) -> Frame:
         return Frame(False, None, None, None, None)
     causal = p.highest == offset
     left = None if p.lowest is None else offset - p.lowest
-    right = None if p.ahead is None else p.ahead - offset
-    if not causal and p.highest is not None:
-        right = p.highest - offset
+    right = None if causal or p.highest is None else p.highest - offset
     return Frame(causal, offset, left, right, p.prefix)
 
 
 def _offset(p: Pattern) -> int | None:
     """Where query 0 stands, of the offsets that give the same cells the one most likely meant."""
-    if p.ids is not None:
+    if p.documented:
         return p.position
     if p.lowest is None:
         return p.highest
@@ -155,6 +159,7 @@ def options_of(patterns: Sequence[Pattern]) -> dict[str, Option] | None:
     if frame.offset is not None and (first.q_len != first.k_len or offsets != (0,)):
         options["query_offset"] = offsets[0] if len(offsets) == 1 else offsets
     named = {"left_window": frame.left, "right_window": frame.right, "prefix": frame.prefix}
+    named["dilation"] = first.dilation
     options |= {name: value for name, value in named.items() if value is not None}
     if any(pattern.length is not None for pattern in patterns):
         options["key_lengths"] = _alike([_length(pattern) for pattern in patterns])
@@ -181,18 +186,17 @@ def _position_words(patterns: Sequence[Pattern]) -> str:
     frame = patterns[0].frame
     if not frame.causal and frame.left is None and frame.right is None:
         return ""
-    where = _where(patterns)
+    where, dilation = _where(patterns), patterns[0].dilation
+    dilated = "" if dilation is None else f", dilated by {dilation}"
     if not frame.causal:
-        return f"{_two_sided(frame.left, frame.right)}{where}"
+        return f"{_two_sided(frame.left, frame.right)}{where}{dilated}"
     said = f"causal{where}"
     if frame.prefix is not None:
         said = f"prefix of {frame.prefix}, then {said}"
     if frame.left is not None:
         own = f"{frame.left + 1} with the query's own"
         said += f" with a window of {_keys(frame.left)} to the left ({own})"
-    if frame.right is not None:
-        said += f", at most {_keys(frame.right)} ahead"
-    return said
+    return said + dilated
 
 
 def _two_sided(left: int | None, right: int | None) -> str:

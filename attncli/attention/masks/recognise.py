@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attncli.attention.masks.compare import Cell, Leak, distinct_heads
-from attncli.attention.masks.fit import complete, fit
+from attncli.attention.masks.fit import Nearest, complete, fit, nearest_of
 from attncli.attention.masks.mask import HeadMask
-from attncli.attention.masks.nearest import Nearest, nearest_of
 from attncli.attention.masks.patterns import Pattern, describe, merge, options_of
 
 if TYPE_CHECKING:
@@ -198,10 +197,12 @@ def _joint(views: Sequence[HeadMask], found: Sequence[Pattern | None]) -> Sequen
     if len({_shape(pattern) for pattern in own}) == 1:
         return merge(own)
     for frame in {_positional(pattern): pattern for pattern in own}.values():
+        if frame.documented or frame.hidden_rows is not None:
+            continue  # read from the cells of one batch
         bare = replace(frame, length=None, keep=None)
         fitted = [complete(bare, view.marginals) for view in views]
         patterns = [pattern for pattern in fitted if pattern is not None]
-        if len(patterns) == len(own) and frame.ids is None:
+        if len(patterns) == len(own):
             return merge(patterns)
     return None
 
@@ -209,13 +210,13 @@ def _joint(views: Sequence[HeadMask], found: Sequence[Pattern | None]) -> Sequen
 def _positional(p: Pattern) -> tuple[Any, ...]:
     ids = None if p.ids is None else p.ids.tobytes()
     hidden = None if p.hidden_rows is None else p.hidden_rows.tobytes()
-    return p.lowest, p.highest, p.prefix, p.ahead, p.position, ids, hidden
+    return p.lowest, p.highest, p.prefix, p.dilation, p.position, ids, hidden
 
 
 def _shape(p: Pattern) -> tuple[Any, ...]:
     """What must be alike for two patterns to be told as one."""
     frame = p.frame
-    shape = (frame.causal, frame.offset is None, frame.left, frame.right, frame.prefix)
+    shape = (frame.causal, frame.offset is None, frame.left, frame.right, frame.prefix, p.dilation)
     hidden = None if p.hidden_rows is None else p.hidden_rows.tobytes()
     return *shape, p.ids is None, hidden
 
