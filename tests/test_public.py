@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import attncli
-from attncli.api import arguments
 from attncli.api import compute as api_compute
+from attncli.api import keywords
 from attncli.attention.options import OPTION_NAMES, AttentionOptions
 
 HEAVY = ("numpy", "rich", "torch", "typer")
@@ -78,7 +78,7 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("module", ["attncli", "attncli.api.compute", "attncli.api.arguments"])
+@pytest.mark.parametrize("module", ["attncli", "attncli.api.compute", "attncli.api.keywords"])
 def test_examples_in_docstrings(module: str) -> None:
     found = importlib.import_module(module)
     result = doctest.testmod(found, extraglobs={"attncli": attncli})
@@ -92,7 +92,7 @@ def test_there_are_examples() -> None:
 
 
 def test_keywords_are_the_fields_of_the_options() -> None:
-    assert set(arguments.OptionKeywords.__annotations__) == set(OPTION_NAMES)
+    assert set(keywords.OptionKeywords.__annotations__) == set(OPTION_NAMES)
 
 
 # ── compute ──────────────────────────────────────────────────────────────────────────────────
@@ -208,7 +208,7 @@ FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("given", "fields"), FORMS)
 def test_options_in_any_form(given: Any, fields: dict[str, Any]) -> None:
-    assert arguments.as_options(given) == AttentionOptions(**fields)
+    assert keywords.as_options(given) == AttentionOptions(**fields)
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -6,14 +6,8 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from attncli.analysis.check import check_tensors, require_candidates
-from attncli.api.arguments import (
-    OptionKeywords,
-    TensorLike,
-    as_choice,
-    as_options,
-    as_problem,
-    as_tensor,
-)
+from attncli.api.arguments import as_problem, as_tensor
+from attncli.api.keywords import OptionKeywords, TensorLike, as_choice, as_options
 from attncli.attention.check.candidate import Target
 from attncli.attention.check.compare import Comparison
 from attncli.attention.check.hypotheses import Hypothesis

@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 
-from attncli.api.arguments import (
-    OptionKeywords,
-    TensorLike,
-    as_indices,
-    as_options,
-    as_problem,
-)
+from attncli.api.arguments import as_problem
+from attncli.api.keywords import OptionKeywords, TensorLike, as_indices, as_options
 from attncli.attention import stages as attention_stages
 from attncli.attention.cost import Cost, cost_of
 from attncli.attention.options import Layout, Precision

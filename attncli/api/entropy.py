@@ -9,13 +9,8 @@ from typing import Unpack
 import torch
 
 from attncli.analysis.entropy import measure, thresholds_of
-from attncli.api.arguments import (
-    OptionKeywords,
-    TensorLike,
-    as_indices,
-    as_options,
-    as_problem,
-)
+from attncli.api.arguments import as_problem
+from attncli.api.keywords import OptionKeywords, TensorLike, as_indices, as_options
 from attncli.attention.options import Layout, Precision
 from attncli.attention.problem import Problem
 from attncli.attention.stages import select

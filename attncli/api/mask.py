@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.analysis.mask import sizes_of, suspicions
+from attncli.analysis.mask import SOFTMAX, sizes_of, suspicions
+from attncli.api.keywords import OptionKeywords, as_options
 from attncli.attention.masks.audit import MaskRecord
 from attncli.attention.masks.audit import audit as audit_mask
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask
-from attncli.attention.options import OPTION_NAMES, AttentionOptions, Corner, MaskTrue
 from attncli.errors import UsageError, in_python
-
-_SOFTMAX = ("scale", "temperature", "softcap", "sinks")
-_ARRAYS = ("attn_mask", "key_padding", "segments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +47,8 @@ class AuditedMask:
         for name, index, size in (("batch", batch, sizes.batch), ("head", head, sizes.heads)):
             if not 0 <= index < size:
                 raise UsageError(name, f"expected 0 to {size - 1}, got {index}")
-        one = slice(batch, batch + 1), slice(head, head + 1)
-        seen = self.mask.visible(*one, slice(None), slice(None))[0, 0]
-        return np.broadcast_to(seen, (sizes.q_len, sizes.k_len))
+        seen: NDArray[np.bool_] = self.mask.head(batch, head).cells(slice(None))
+        return seen
 
 
 def mask(
@@ -62,7 +57,7 @@ def mask(
     *,
     batch: int | None = None,
     heads: int | None = None,
-    **options: Any,
+    **options: Unpack[OptionKeywords],
 ) -> AuditedMask:
     """Build a mask from options, count what it lets through, and say what it is.
 
@@ -84,7 +79,7 @@ def mask(
         UsageError: options that make no sense, or do not fit the sizes.
         DataError: a mask of the wrong shape or values.
     """
-    known = _as_options(options)
+    known = as_options(options, without=SOFTMAX)
     said = {"batch": batch, "heads": heads, "q_len": q_len, "k_len": k_len}
     built = build_mask(known, sizes_of(known, said))
     judged = audit_mask(built)
@@ -96,43 +91,3 @@ def mask(
         mask=built,
         warnings=tuple(map(in_python, (*built.warnings, *suspicions(judged)))),
     )
-
-
-def _as_options(given: dict[str, Any]) -> AttentionOptions:
-    allowed = [name for name in OPTION_NAMES if name not in _SOFTMAX]
-    for name in given:
-        if name not in allowed:
-            raise TypeError(f"expected one of {', '.join(allowed)}, got keyword {name!r}")
-    values = {name: value for name, value in given.items() if value is not None}
-    for name in _ARRAYS:
-        if name in values:
-            values[name] = _as_array(values[name])
-    for name in ("key_lengths", "query_lengths"):
-        if name in values:
-            values[name] = tuple(np.atleast_1d(values[name]).tolist())
-    offset = values.get("query_offset")
-    if isinstance(offset, str):
-        values["query_offset"] = _choice(Corner, offset, "query_offset")
-    elif offset is not None:
-        numbers = tuple(np.atleast_1d(offset).tolist())
-        values["query_offset"] = numbers[0] if len(numbers) == 1 else numbers
-    if "mask_true" in values:
-        values["mask_true"] = _choice(MaskTrue, values["mask_true"], "mask_true")
-    return AttentionOptions(**values)
-
-
-def _choice(kind: Any, value: str, where: str) -> Any:
-    if value not in tuple(kind):
-        raise UsageError(where, f"expected one of {', '.join(kind)}, got {value!r}")
-    return kind(value)
-
-
-def _as_array(values: Any) -> NDArray[Any]:
-    """A NumPy array; of a torch tensor without importing torch, which then is there already."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(values, torch.Tensor):
-        tensor = values.detach().cpu()
-        narrow = tensor.dtype.is_floating_point and tensor.dtype.itemsize <= 2
-        array: NDArray[Any] = (tensor.float() if narrow else tensor).numpy()
-        return array
-    return np.asarray(values)

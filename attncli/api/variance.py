@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Unpack, overload
 
 from attncli.analysis.variance import experiment_specs, experiments
-from attncli.api.arguments import OptionKeywords, TensorLike, as_choice, as_options, as_problem
+from attncli.api.arguments import as_problem
+from attncli.api.keywords import OptionKeywords, TensorLike, as_choice, as_options
 from attncli.attention.options import DistributionName, Layout, Precision
 from attncli.attention.problem import Problem
 from attncli.attention.variance.audit import audit, diagnosis
