@@ -12,7 +12,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attncli.attention.check.candidate import Target, read_candidate
 from attncli.attention.check.compare import Comparison, compare
-from attncli.attention.check.hypotheses import check
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem, make_problem
 
@@ -159,14 +158,12 @@ def test_a_head_whose_errors_rounding_does_not_explain_is_off_whatever_its_cells
     """Each cell alone could have been rounded so; all of them could not."""
     problem, right = even_attention(16_384, torch.bfloat16, heads=2)
     right[:, 1] *= 1.1
-    candidate = read_candidate(Target.OUTPUT, right, problem)
-    found = check(problem, AttentionOptions(), [candidate])
-    (comparison,) = found.comparisons
-    assert (comparison.mismatches, comparison.heads_off) == (0, 1)
-    assert comparison.worst_head == (0, 1)
-    assert not comparison.passed
-    assert "batch 0, head 1 errs by 0.1 of its size" in str(comparison.explanation)
-    assert [one.name for one in found.hypotheses if one.matches] == []
+    found = compared(problem, AttentionOptions(), Target.OUTPUT, right)
+    assert (found.mismatches, found.heads_off) == (0, 1)
+    assert found.worst_head == (0, 1)
+    assert not found.passed
+    assert found.relative_error == pytest.approx(0.1, rel=0.1)
+    assert "batch 0, head 1 errs by" in str(found.explanation)
 
 
 def test_tolerances_of_the_caller_stand_for_heads_too() -> None:
