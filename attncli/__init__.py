@@ -20,8 +20,8 @@ _HOMES = {
     "check": "attncli.api.check",
     "Checked": "attncli.api.check",
     "compute": "attncli.api.compute",
-    "Computed": "attncli.api.compute",
-    "StageStatistics": "attncli.api.compute",
+    "Computed": "attncli.analysis.compute",
+    "StageStatistics": "attncli.attention.stages",
     "entropy": "attncli.api.entropy",
     "Entropies": "attncli.api.entropy",
     "mask": "attncli.api.mask",
@@ -45,10 +45,9 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
+    from attncli.analysis.compute import Computed as Computed
     from attncli.api.check import Checked as Checked
     from attncli.api.check import check as check
-    from attncli.api.compute import Computed as Computed
-    from attncli.api.compute import StageStatistics as StageStatistics
     from attncli.api.compute import compute as compute
     from attncli.api.entropy import Entropies as Entropies
     from attncli.api.entropy import entropy as entropy
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from attncli.attention.options import Precision as Precision
     from attncli.attention.problem import Problem as Problem
     from attncli.attention.problem import make_problem as make_problem
+    from attncli.attention.stages import StageStatistics as StageStatistics
     from attncli.errors import AttncliError as AttncliError
     from attncli.errors import CheckFailedError as CheckFailedError
     from attncli.errors import DataError as DataError

@@ -6,11 +6,7 @@ from __future__ import annotations
 CIRCLES: tuple[str, ...] = ("attncli.cli",)
 IMPORTS_PUT_OFF: set[str] = {
     "attncli.cli.app",
-    "attncli.cli.compute",
-    "attncli.cli.compute_table",
-    "attncli.cli.explain",
     "attncli.cli.options",
     "attncli.cli.progress",
-    "attncli.report.stage_tables",
 }
 OPTIONS_SPELT: set[str] = {}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attncli.attention.cost import cost_of
 from attncli.attention.problem import Problem
 from attncli.attention.running import RunningStatistics
 from attncli.attention.softmax_stats import SoftmaxStats, softmax_stats
@@ -18,6 +19,8 @@ from attncli.attention.steps import logits_of_scores
 
 # Far enough below a row's maximum that exp gives 0, and finite, so that 0 · it is 0.
 _NOTHING = -1e6
+# Rows whose entropies are told one by one.
+FIRST_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,83 +38,54 @@ class OnlineStep:
     total: float
 
 
-@dataclass(frozen=True, slots=True)
 class Walkthrough:
     """Facts about every stage, over the visible cells of the selected rows.
 
     Attributes:
+        problem: what is explained.
+        cost: its operations and bytes.
+        q_variance, k_variance: population variance of the entries of Q and K.
         statistics: stage → extremes and moments.
-        unscaled: means of the same softmax under a scale of 1; None where there are no rows.
-        scaled: likewise of what softmax is really given, a sink's weight included.
         masked_cells: cells that the mask hides.
         cells: all cells of real queries.
-        keys_min, keys_max: visible keys of the rows that are not empty.
+        keys: visible keys of the rows that are not empty.
         empty_rows: queries that see no key.
-        max_logit: the largest logit that softmax is given; None where there is none.
         naive_overflows: rows whose softmax without subtracting the maximum overflows in float32.
         naive_underflows: rows whose naive softmax is 0/0 in float32.
         rows: real queries, batch by batch and head by head.
         row_entropies_bits: of the first rows, in bits; None for empty ones.
-        head_entropies_bits: mean entropy of each head, in bits.
         online: the running softmax of the row that sees most keys, block by block.
     """
 
-    statistics: dict[Stage, RunningStatistics]
-    unscaled: SoftmaxStats[float | None]
-    scaled: SoftmaxStats[float | None]
-    masked_cells: int
-    cells: int
-    keys_min: int | None
-    keys_max: int | None
-    empty_rows: int
-    max_logit: float | None
-    naive_overflows: int
-    naive_underflows: int
-    rows: int
-    row_entropies_bits: tuple[float | None, ...]
-    head_entropies_bits: tuple[float, ...]
-    online: tuple[OnlineStep, ...]
-
-
-def walk_through(problem: Problem, selection: Selection | None = None) -> Walkthrough:
-    """Gather the facts in one pass over the selected rows, a block at a time.
-
-    Args:
-        problem: what to explain.
-        selection: which batches, heads and rows; None for all.
-    """
-    gathered = _Gathered(problem)
-    chosen = selection or select(problem)
-    for blocks in _together(problem, chosen):
-        gathered.add(blocks)
-    return gathered.facts()
-
-
-def _together(problem: Problem, selection: Selection) -> Iterator[dict[Stage, Block]]:
-    """All stages of the same rows at once."""
-    stages = stages_of(problem)
-    found: dict[Stage, Block] = {}
-    for block in stage_blocks(problem, stages, selection):
-        found[block.stage] = block
-        if len(found) == len(stages):
-            yield found
-            found = {}
-
-
-class _Gathered:
-    """Running sums behind a `Walkthrough`."""
-
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self.cost = cost_of(problem)
+        self.q_variance, self.k_variance = input_variance(problem.q), input_variance(problem.k)
         self.statistics = {stage: RunningStatistics() for stage in stages_of(problem)}
-        names = ("entropy_bits", "max_weight", "softmax_grad")
-        self.unscaled = {name: RunningStatistics() for name in names}
-        self.scaled = {name: RunningStatistics() for name in names}
-        self.heads: dict[tuple[int, int], RunningStatistics] = {}
-        self.entropies: list[float | None] = []
         self.keys = RunningStatistics()
-        self.cells = self.masked = self.empty = self.overflows = self.underflows = self.rows = 0
+        self.cells = self.masked_cells = self.empty_rows = self.rows = 0
+        self.naive_overflows = self.naive_underflows = 0
+        self.row_entropies_bits: tuple[float | None, ...] = ()
         self.online: tuple[OnlineStep, ...] = ()
+        names = [entry.name for entry in fields(SoftmaxStats)]
+        self._unscaled = {name: RunningStatistics() for name in names}
+        self._scaled = {name: RunningStatistics() for name in names}
+        self._heads: dict[tuple[int, int], RunningStatistics] = {}
+
+    @property
+    def unscaled(self) -> SoftmaxStats[float | None]:
+        """Means of the same softmax under a scale of 1; None where there are no rows."""
+        return SoftmaxStats(**{name: found.mean for name, found in self._unscaled.items()})
+
+    @property
+    def scaled(self) -> SoftmaxStats[float | None]:
+        """Likewise of what softmax is really given, a sink's weight included."""
+        return SoftmaxStats(**{name: found.mean for name, found in self._scaled.items()})
+
+    @property
+    def head_entropies_bits(self) -> tuple[float, ...]:
+        """Mean entropy of each head, in bits."""
+        return tuple(head.mean or 0.0 for head in self._heads.values())
 
     def add(self, blocks: dict[Stage, Block]) -> None:
         """Take in every stage of some rows."""
@@ -125,10 +99,10 @@ class _Gathered:
         seen = visible.any(1)
         self.rows += len(visible)
         self.cells += visible.size
-        self.masked += int((~visible).sum())
-        self.empty += int((~seen).sum())
+        self.masked_cells += int((~visible).sum())
+        self.empty_rows += int((~seen).sum())
         self.keys.add(visible.sum(1)[seen])
-        masked = blocks[Stage.MASKED].values.numpy()[real]
+        masked = logits.values.numpy()[real]
         self._sharpness(blocks, masked[seen], visible[seen], seen)
         self._naive(masked[seen], visible[seen])
         if not self.online and seen.any():
@@ -144,19 +118,22 @@ class _Gathered:
     ) -> None:
         scores = blocks[Stage.SCORES]
         if not visible.size:
-            self.entropies += [None] * len(seen)
+            self._keep_entropies([None] * len(seen))
             return
         raw = self._without_scale(blocks)[scores.real.numpy()][seen]
         sinks = self.problem.sinks
         sink = None if sinks is None else float(sinks[scores.head])
         before, after = (softmax_stats(_outcomes(part, visible, sink)) for part in (raw, masked))
-        for name in self.scaled:
-            self.unscaled[name].add(getattr(before, name))
-            self.scaled[name].add(getattr(after, name))
-        head = self.heads.setdefault((scores.batch, scores.head), RunningStatistics())
+        for name in self._scaled:
+            self._unscaled[name].add(getattr(before, name))
+            self._scaled[name].add(getattr(after, name))
+        head = self._heads.setdefault((scores.batch, scores.head), RunningStatistics())
         head.add(after.entropy_bits)
         found = iter(after.entropy_bits.tolist())
-        self.entropies += [next(found) if row else None for row in seen]
+        self._keep_entropies([next(found) if row else None for row in seen])
+
+    def _keep_entropies(self, bits: list[float | None]) -> None:
+        self.row_entropies_bits = (*self.row_entropies_bits, *bits)[:FIRST_ROWS]
 
     def _without_scale(self, blocks: dict[Stage, Block]) -> NDArray[np.floating]:
         """What softmax would be given under a scale of 1, (rows, S_k).
@@ -181,30 +158,8 @@ class _Gathered:
         with np.errstate(over="ignore"):
             exps = np.where(visible, np.exp(masked.astype(np.float32)), np.float32(0))
             totals = exps.sum(1, dtype=np.float32)
-        self.overflows += int(np.isinf(totals).sum())
-        self.underflows += int((totals == 0).sum())
-
-    def facts(self) -> Walkthrough:
-        """What was gathered."""
-        logits = self.statistics[Stage.MASKED]
-        keys = self.keys
-        return Walkthrough(
-            statistics=self.statistics,
-            unscaled=SoftmaxStats(**{name: found.mean for name, found in self.unscaled.items()}),
-            scaled=SoftmaxStats(**{name: found.mean for name, found in self.scaled.items()}),
-            masked_cells=self.masked,
-            cells=self.cells,
-            keys_min=int(keys.minimum) if keys.count else None,
-            keys_max=int(keys.maximum) if keys.count else None,
-            empty_rows=self.empty,
-            max_logit=logits.maximum if logits.count else None,
-            naive_overflows=self.overflows,
-            naive_underflows=self.underflows,
-            rows=self.rows,
-            row_entropies_bits=tuple(self.entropies[:16]),
-            head_entropies_bits=tuple(head.mean or 0.0 for head in self.heads.values()),
-            online=self.online,
-        )
+        self.naive_overflows += int(np.isinf(totals).sum())
+        self.naive_underflows += int((totals == 0).sum())
 
 
 def _outcomes(
@@ -249,3 +204,27 @@ def input_variance(tensor: torch.Tensor) -> float:
     for part in torch.split(tensor.flatten(0, -2), 1 << 16):
         statistics.add(part.to(torch.float64).numpy())
     return (statistics.std or 0.0) ** 2
+
+
+def walk_through(problem: Problem, selection: Selection | None = None) -> Walkthrough:
+    """Gather the facts in one pass over the selected rows, a block at a time.
+
+    Args:
+        problem: what to explain.
+        selection: which batches, heads and rows; None for all.
+    """
+    found = Walkthrough(problem)
+    for blocks in _together(problem, selection or select(problem)):
+        found.add(blocks)
+    return found
+
+
+def _together(problem: Problem, selection: Selection) -> Iterator[dict[Stage, Block]]:
+    """All stages of the same rows at once."""
+    stages = stages_of(problem)
+    found: dict[Stage, Block] = {}
+    for block in stage_blocks(problem, stages, selection):
+        found[block.stage] = block
+        if len(found) == len(stages):
+            yield found
+            found = {}

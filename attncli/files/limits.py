@@ -14,7 +14,7 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def require_memory(where: str, need: int) -> None:
+def require_memory(where: str, need: int, advice: str = "") -> None:
     """Refuse to go on where `need` bytes would not fit in memory.
 
     Raises:
@@ -23,7 +23,7 @@ def require_memory(where: str, need: int) -> None:
     free = available_memory()
     if free is not None and need > free:
         problem = f"expected a need of at most {size_text(free)} of memory, got {size_text(need)}"
-        raise ResourceError(where, problem)
+        raise ResourceError(where, problem, advice)
 
 
 def require_disk(where: str, folder: Path, need: int) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from attncli.attention.problem import Problem
+from attncli.attention.stages import Stage
+from attncli.attention.walkthrough import Walkthrough
+from attncli.report.choices import Unit
 from attncli.report.numbers import decimals
-
-if TYPE_CHECKING:
-    from attncli.attention.cost import Cost
-    from attncli.attention.problem import Problem
-    from attncli.attention.walkthrough import Walkthrough
 
 # exp(x) overflows float32 above this.
 FLOAT32_EXP_LIMIT = 88.72
@@ -41,25 +39,23 @@ class Facts:
     """What the sentences are made of.
 
     Attributes:
-        problem: what was computed.
         walk: what each stage did.
-        cost: operations and bytes.
-        q_var, k_var: population variance of the entries of Q and K.
         model_width: width d of X where Q, K and V are projected from it; None elsewhere.
         projected_width: columns of W_O; None without one.
-        unit: "bits" or "nats".
+        unit: of entropies.
         digits: decimals.
     """
 
-    problem: Problem
     walk: Walkthrough
-    cost: Cost
-    q_var: float
-    k_var: float
     model_width: int | None
     projected_width: int | None
-    unit: str
+    unit: Unit
     digits: int
+
+    @property
+    def problem(self) -> Problem:
+        """What was computed."""
+        return self.walk.problem
 
     def number(self, value: float | None) -> str:
         """A number with the decimals asked for."""
@@ -67,18 +63,37 @@ class Facts:
 
     def entropy(self, bits: float | None) -> str:
         """An entropy in the unit asked for, without its name."""
-        factor = 1.0 if self.unit == "bits" else math.log(2)
+        factor = 1.0 if self.unit is Unit.BITS else math.log(2)
         return self.number(None if bits is None else bits * factor)
+
+
+def formula(problem: Problem, stage: Stage) -> str:
+    """What a stage computes, with the numbers of this problem."""
+    divided = "" if problem.temperature == 1 else f" / {problem.temperature:g}"
+    before_mask = "scaled" if problem.softcap is None else "capped"
+    cap = problem.softcap or 0
+    return {
+        Stage.Q: "q = X W_Q",
+        Stage.K: "k = X W_K",
+        Stage.V: "v = X W_V",
+        Stage.SCORES: "scores = Q Kᵀ",
+        Stage.SCALED: f"scaled = scores · {problem.scale:.6g}{divided}",
+        Stage.CAPPED: f"capped = {cap:g} · tanh(scaled / {cap:g})",
+        Stage.MASKED: f"masked = {before_mask}" + (" + bias" if problem.mask.has_bias else ""),
+        Stage.WEIGHTS: "weights = softmax(masked)"
+        + ("" if problem.sinks is None else " beside a sink"),
+        Stage.OUTPUT: "output = weights V",
+        Stage.PROJECTED: "projected = concat(output) W_O",
+    }[stage]
 
 
 def explain_steps(facts: Facts) -> list[Step]:
     """Every stage that this problem has, in the order of computation."""
-    problem = facts.problem
     steps = [_inputs(facts), _scores(facts), _scale(facts)]
-    if problem.softcap is not None:
+    if facts.problem.softcap is not None:
         steps.append(_cap(facts))
     steps += [_mask(facts), _softmax(facts), _entropy(facts), _online(facts)]
-    if problem.v is not None:
+    if facts.problem.v is not None:
         steps.append(_output(facts))
     if facts.projected_width is not None:
         steps.append(_projected(facts))
@@ -90,19 +105,19 @@ def _inputs(facts: Facts) -> Step:
     values = "no V" if problem.dv is None else f"V ({sizes.k_len}×{problem.dv})"
     shapes = f"Q ({sizes.q_len}×{problem.dk}), K ({sizes.k_len}×{problem.dk}), {values}"
     if facts.model_width is None:
-        formula = "Q, K, V given"
+        how = "Q, K, V given"
     else:
-        formula = "Q = X W_Q, K = X W_K, V = X W_V"
+        how = "Q = X W_Q, K = X W_K, V = X W_V"
         shapes = f"X ({sizes.q_len}×{facts.model_width}) gives {shapes}"
-    number = facts.number
+    q_variance, k_variance = map(facts.number, (facts.walk.q_variance, facts.walk.k_variance))
     return Step(
         "projection",
-        formula,
+        how,
         f"{shapes}, for each of {sizes.batch} batch and {sizes.heads} heads",
         "A query asks, a key answers to it, a value is what is handed over. Q and K must share "
         "their width d_k; V may have its own.",
         (
-            f"variance of the entries: Q {number(facts.q_var)}, K {number(facts.k_var)} "
+            f"variance of the entries: Q {q_variance}, K {k_variance} "
             "(the theory behind the scale assumes 1 and independence)",
         ),
     )
@@ -110,11 +125,11 @@ def _inputs(facts: Facts) -> Step:
 
 def _scores(facts: Facts) -> Step:
     problem, sizes = facts.problem, facts.problem.sizes
-    found = facts.walk.statistics["scores"]  # type: ignore[index]
+    found = facts.walk.statistics[Stage.SCORES]
     number = facts.number
     return Step(
         "scores",
-        "scores = Q Kᵀ",
+        formula(problem, Stage.SCORES),
         f"({sizes.q_len}×{problem.dk}) · ({problem.dk}×{sizes.k_len}) = "
         f"({sizes.q_len}×{sizes.k_len}), 2·{sizes.q_len}·{sizes.k_len}·{problem.dk} operations "
         "per head",
@@ -130,13 +145,10 @@ def _scores(facts: Facts) -> Step:
 
 def _scale(facts: Facts) -> Step:
     problem, walk = facts.problem, facts.walk
-    before = walk.statistics["scores"]  # type: ignore[index]
-    after = walk.statistics["scaled"]  # type: ignore[index]
+    before = walk.statistics[Stage.SCORES]
+    after = walk.statistics[Stage.SCALED]
     number, usual = facts.number, 1 / math.sqrt(problem.dk)
-    value = f"{problem.scale:.6g}"
-    if math.isclose(problem.scale, usual):
-        value = f"1/√{problem.dk} = {value}"
-    divided = "" if problem.temperature == 1 else f" / {problem.temperature:g}"
+    known = f", the scale being 1/√{problem.dk}" if math.isclose(problem.scale, usual) else ""
     findings = [
         f"variance {number(_variance(before.std))} before, {number(_variance(after.std))} after",
         f"mean entropy of softmax without the scale {facts.entropy(walk.unscaled.entropy_bits)} "
@@ -146,14 +158,14 @@ def _scale(facts: Facts) -> Step:
         f"Jacobian) {number(walk.unscaled.softmax_grad)} without, "
         f"{number(walk.scaled.softmax_grad)} with",
     ]
-    if divided:
+    if problem.temperature != 1:
         findings.append(
             f"temperature {problem.temperature:g}: below 1 sharpens, above 1 flattens; √d_k itself "
             "is one"
         )
     return Step(
         "scaled",
-        f"scaled = scores · {value}{divided}",
+        formula(problem, Stage.SCALED) + known,
         f"elementwise on ({problem.sizes.q_len}×{problem.sizes.k_len})",
         "Not to make numbers small: the variance of q·k grows with d_k, and dividing by √d_k "
         "keeps it from growing, so that softmax stays where it has a gradient.",
@@ -162,13 +174,12 @@ def _scale(facts: Facts) -> Step:
 
 
 def _cap(facts: Facts) -> Step:
-    before = facts.walk.statistics["scaled"]  # type: ignore[index]
-    after = facts.walk.statistics["capped"]  # type: ignore[index]
-    cap = facts.problem.softcap
+    before = facts.walk.statistics[Stage.SCALED]
+    after = facts.walk.statistics[Stage.CAPPED]
     number = facts.number
     return Step(
         "capped",
-        f"capped = {cap:g} · tanh(scaled / {cap:g})",
+        formula(facts.problem, Stage.CAPPED),
         f"elementwise on ({facts.problem.sizes.q_len}×{facts.problem.sizes.k_len})",
         "A soft cap bounds the logits without a corner. It comes before the mask: after it, "
         "masked keys would get weight back.",
@@ -183,8 +194,9 @@ def _mask(facts: Facts) -> Step:
     problem, walk = facts.problem, facts.walk
     share = f" ({walk.masked_cells / walk.cells:.1%})" if walk.cells else ""
     findings = [f"{walk.masked_cells} of {walk.cells} cells hidden{share}"]
-    if walk.keys_min is not None:
-        findings.append(f"a query sees {walk.keys_min} to {walk.keys_max} keys")
+    if walk.keys.count:
+        least, most = int(walk.keys.minimum), int(walk.keys.maximum)
+        findings.append(f"a query sees {least} to {most} keys")
     if walk.empty_rows:
         findings.append(
             f"{walk.empty_rows} queries see no key at all: their weights and output are 0, and "
@@ -193,13 +205,10 @@ def _mask(facts: Facts) -> Step:
     if problem.mask.slopes is not None:
         slopes = ", ".join(f"{slope:g}" for slope in problem.mask.slopes[:8])
         findings.append(f"ALiBi subtracts slope · distance; slopes per head: {slopes}")
-    before = "scaled" if problem.softcap is None else "capped"
-    if problem.mask.has_bias:
-        before += " + bias"
     hidden = "; hidden cells become −∞" if walk.masked_cells else "; nothing is hidden here"
     return Step(
         "masked",
-        f"masked = {before}{hidden}",
+        formula(problem, Stage.MASKED) + hidden,
         f"({problem.sizes.q_len}×{problem.sizes.k_len}), visibility rules combined by AND",
         "A query must not see the future (decoder) or padding. −∞ before softmax gives a weight "
         "of exactly 0, and the rest still sums to 1.",
@@ -209,7 +218,7 @@ def _mask(facts: Facts) -> Step:
 
 def _softmax(facts: Facts) -> Step:
     problem, walk = facts.problem, facts.walk
-    findings = [f"largest logit {facts.number(walk.max_logit)}"]
+    findings = [f"largest logit {facts.number(walk.statistics[Stage.MASKED].result.max)}"]
     failed = walk.naive_overflows + walk.naive_underflows
     if failed:
         findings.append(
@@ -239,7 +248,7 @@ def _entropy(facts: Facts) -> Step:
     rows = ", ".join(facts.entropy(value) for value in walk.row_entropies_bits)
     more = "" if walk.rows <= len(walk.row_entropies_bits) else ", …"
     with_sink = facts.problem.sinks is not None
-    limit = math.log2(walk.keys_max + with_sink) if walk.keys_max else None
+    limit = math.log2(walk.keys.maximum + with_sink) if walk.keys.count else None
     outcomes = "visible keys and the sink" if with_sink else "visible keys"
     return Step(
         "entropy",
@@ -275,11 +284,11 @@ def _online(facts: Facts) -> Step:
 
 def _output(facts: Facts) -> Step:
     problem, sizes = facts.problem, facts.problem.sizes
-    found = facts.walk.statistics["output"]  # type: ignore[index]
+    found = facts.walk.statistics[Stage.OUTPUT]
     number = facts.number
     return Step(
         "output",
-        "output = weights · V",
+        formula(problem, Stage.OUTPUT),
         f"({sizes.q_len}×{sizes.k_len}) · ({sizes.k_len}×{problem.dv}) = "
         f"({sizes.q_len}×{problem.dv}), 2·{sizes.q_len}·{sizes.k_len}·{problem.dv} operations "
         "per head",
@@ -296,7 +305,7 @@ def _projected(facts: Facts) -> Step:
     width = sizes.heads * (problem.dv or 0)
     return Step(
         "projected",
-        "projected = concat(output of all heads) · W_O",
+        formula(problem, Stage.PROJECTED),
         f"({sizes.q_len}×{width}) · ({width}×{facts.projected_width}) = "
         f"({sizes.q_len}×{facts.projected_width})",
         "Mixes what the heads found and brings it back to the width of the model.",
@@ -329,7 +338,7 @@ def _heads(facts: Facts) -> Step:
 
 
 def _cost(facts: Facts) -> Step:
-    cost = facts.cost
+    cost = facts.walk.cost
     operations = cost.scores_operations + cost.output_operations
     return Step(
         "cost",

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from attncli.report.grid import aligned, shortened, text_width
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from attncli.attention.cost import Cost
+from attncli.attention.problem import Problem
+from attncli.attention.stages import Selection, Stage, StageResult
+from attncli.files.text import shown, size_text
+from attncli.report.choices import Unit
+from attncli.report.explanation import formula
 from attncli.report.numbers import decimals
-from attncli.report.prose import heading
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-    from rich.console import RenderableType
-    from rich.text import Text
-
-    from attncli.attention.stage_statistics import StageResult
-    from attncli.report.printer import Printer
+from attncli.report.printer import Printer
+from attncli.report.prose import heading, shortened, text_width
+from attncli.report.table import TableColumn, table
 
 MASKED = "·"
 GAP = "…"
@@ -29,51 +33,79 @@ TERMINAL_MATRICES = 4
 
 # What a terminal shows of a token above its column; wider cells leave room for more.
 LABEL_WIDTH = 6
+# Rich holds some kilobytes a cell until it has drawn a table: long ones are drawn in stretches.
+CELLS_AT_ONCE = 4096
 
 # Shading of weights from 0 to 1, dark to bright; the text on it stays legible on both ends.
 _DARK, _BRIGHT = (18, 22, 40), (46, 134, 222)
 
 
 @dataclass(frozen=True, slots=True)
-class Axes:
-    """Names of rows and columns.
+class StageView:
+    """How the stages of one problem are drawn.
 
     Attributes:
-        rows: a name for each selected query.
-        keys: a name for each key.
-        labels: a token for each key; None for none.
-        batches, heads: the selected indices.
-        kv_heads: the key and value heads that the selected heads use.
-    """
-
-    rows: Sequence[str]
-    keys: Sequence[str]
-    labels: Sequence[str] | None
-    batches: Sequence[int]
-    heads: Sequence[int]
-    kv_heads: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """How to draw matrices.
-
-    Attributes:
+        problem: what was computed.
+        selection: for which batches, heads and rows.
+        labels: a token per position; None for none.
         printer: whose width, colour and terminal decide what is cut.
         digits: decimals.
-        entropies: for the weights a further column: heading, and a value per
-            (batch, head, row), None for empty rows; None for no such column.
+        unit: of the entropy beside the weights.
+        entropies: in nats, (batches, heads, rows), None for rows that see no key; None where the
+            weights are not shown.
     """
 
+    problem: Problem
+    selection: Selection
+    labels: Sequence[str] | None
     printer: Printer
     digits: int
-    entropies: tuple[str, NDArray[np.object_]] | None = None
+    unit: Unit
+    entropies: NDArray[np.object_] | None
+
+    def tokens(self, length: int) -> list[str] | None:
+        """Labels that can be printed, where there is one per position."""
+        if self.labels is None or len(self.labels) != length:
+            return None
+        return [shown(label, 40) for label in self.labels]
+
+    def names(self, indices: Sequence[int], length: int) -> list[str]:
+        """Positions along an axis, after their labels where there is one for each."""
+        tokens = self.tokens(length)
+        return [f"{tokens[index]} {index}" if tokens else str(index) for index in indices]
 
 
-def stage_tables(
-    result: StageResult, title: str, axes: Axes, view: View
-) -> Iterator[RenderableType]:
-    """The matrices of one stage under its title, or a line that says where its values are."""
+def problem_line(problem: Problem, source: str | None) -> str:
+    """One line that says what is computed: sizes, scale, arithmetic."""
+    sizes = problem.sizes
+    parts = [] if source is None else [source]
+    parts.append(f"B={sizes.batch} H={sizes.heads} S_q={sizes.q_len} S_k={sizes.k_len}")
+    if problem.kv_heads != sizes.heads:
+        parts[-1] += f" H_kv={problem.kv_heads}"
+    parts[-1] += f" d_k={problem.dk}" + ("" if problem.dv is None else f" d_v={problem.dv}")
+    parts.append(f"scale {problem.scale:.6g}")
+    dtype = str(problem.dtype).removeprefix("torch.")
+    parts.append(f"computed in {dtype} on {problem.device}")
+    return " · ".join(parts)
+
+
+def cost_line(cost: Cost) -> str:
+    """What this costs, and what n×n would."""
+    operations = cost.scores_operations + cost.output_operations
+    return (
+        f"cost: {operations:.3g} operations (scores 2·S_q·S_k·d_k, output 2·S_q·S_k·d_v), "
+        f"{cost.visible_operations:.3g} for visible pairs; "
+        f"S_q×S_k matrices of all heads: {size_text(cost.matrix_bytes)}, "
+        f"streamed: {size_text(cost.streamed_bytes)}"
+    )
+
+
+def stage_tables(result: StageResult, view: StageView) -> Iterator[RenderableType]:
+    """The matrices of one stage under its formula, or a line that says where its values are."""
+    title = formula(view.problem, result.stage)
+    if result.stage is Stage.MASKED:
+        hides = "−∞ where the query may not see the key" if result.n_masked else "nothing hidden"
+        title += f", {hides}"
     yield heading(f"{title}   {result.shape}", view.printer)
     if result.values is None:
         yield "  not shown" if 0 not in result.shape else "  no cells"
@@ -84,8 +116,8 @@ def stage_tables(
     limit = TERMINAL_MATRICES if view.printer.on_terminal else len(matrices)
     for batch, head in matrices[:limit]:
         if len(matrices) > 1:
-            yield f"  {_place(result, batch, head, axes)}"
-        yield from _matrix(result, batch, head, axes, view)
+            yield f"  {_place(result, batch, head, view)}"
+        yield from _matrix(result, batch, head, view)
     if limit < len(matrices):
         gap = view.printer.sign(GAP, "...")
         left = len(matrices) - limit
@@ -93,218 +125,196 @@ def stage_tables(
     yield ""
 
 
-def _place(result: StageResult, batch: int, head: int, axes: Axes) -> str:
-    """Which batch and head a matrix is of."""
-    where = f"batch {axes.batches[batch]}"
-    if result.stage == "projected":
-        return f"{where}, all heads"
-    if result.stage in ("k", "v"):
-        return f"{where}, key head {axes.kv_heads[head]}"
-    return f"{where}, head {axes.heads[head]}"
-
-
-def summary_table(results: Sequence[StageResult], view: View) -> RenderableType:
+def summary_table(results: Sequence[StageResult], printer: Printer, digits: int) -> RenderableType:
     """One line a stage: shape, extremes, mean and deviation, and what is masked or not finite."""
-    from attncli.report.grid import GridColumn, grid
-
     found = [result.statistics for result in results]
     columns = [
-        GridColumn("stage", [str(result.stage) for result in results], True, True),
-        GridColumn("shape", [str(result.shape) for result in results], True),
+        TableColumn("stage", [str(result.stage) for result in results], True, True),
+        TableColumn("shape", [str(result.shape) for result in results], True),
     ]
-    for heading_, values in (
-        ("min", [one.minimum if one.count else None for one in found]),
-        ("max", [one.maximum if one.count else None for one in found]),
-        ("mean", [one.mean for one in found]),
-        ("std", [one.std for one in found]),
-    ):
-        columns.append(GridColumn(heading_, [decimals(value, view.digits) for value in values]))
-    for heading_, counts in (
-        ("masked", [result.n_masked for result in results]),
-        ("nan", [one.n_nan for one in found]),
-        ("inf", [one.n_posinf for one in found]),
-        ("-inf", [one.n_neginf for one in found]),
-    ):
-        if heading_ == "masked" or any(counts):
-            columns.append(GridColumn(heading_, list(map(str, counts))))
-    return grid(columns, view.printer)
+    for name in ("min", "max", "mean", "std"):
+        values = [decimals(getattr(one, name), digits) for one in found]
+        columns.append(TableColumn(name, values))
+    counts = {"masked": "n_masked", "nan": "n_nan", "inf": "n_posinf", "-inf": "n_neginf"}
+    for title, name in counts.items():
+        numbers = [getattr(one, name) for one in found]
+        if title == "masked" or any(numbers):
+            columns.append(TableColumn(title, list(map(str, numbers))))
+    return table(columns, printer)
+
+
+def _place(result: StageResult, batch: int, head: int, view: StageView) -> str:
+    """Which batch and head a matrix is of."""
+    where = f"batch {view.selection.batches[batch]}"
+    if result.stage is Stage.PROJECTED:
+        return f"{where}, all heads"
+    if result.stage in (Stage.K, Stage.V):
+        shared = list(dict.fromkeys(map(view.problem.kv_head, view.selection.heads)))
+        return f"{where}, key head {shared[head]}"
+    return f"{where}, head {view.selection.heads[head]}"
 
 
 def _matrix(
-    result: StageResult, batch: int, head: int, axes: Axes, view: View
+    result: StageResult, batch: int, head: int, view: StageView
 ) -> Iterator[RenderableType]:
     """One head's matrix, of which a terminal shows the rows and columns at the ends."""
-    drawn = _Matrix.of(result, batch, head, axes, view)
+    matrix = _Matrix.of(result, batch, head, view)
     rows, columns = result.shape[2:]
     shown_rows = _ends(rows, TERMINAL_ROWS if view.printer.on_terminal else rows)
-    real_rows = [row for row in shown_rows if row is not None]
-    lead = max((text_width(drawn.row_names[row]) for row in real_rows), default=1)
-    shown, widths = drawn.fitting(real_rows, view.printer.width - lead - 2 - drawn.extra_width)
-    yield drawn.text(shown_rows, shown, widths, lead)
+    widths = matrix.fitting([row for row in shown_rows if row is not None], view.printer.width)
+    step = max(1, CELLS_AT_ONCE // max(1, len(widths)))
+    for start in range(0, max(1, len(shown_rows)), step):
+        yield matrix.drawn(shown_rows[start : start + step], widths, with_names=start == 0)
     yield from _cut_note(rows, shown_rows, "rows", "--rows, or --format csv", view)
-    yield from _cut_note(columns, shown, "columns", "--format csv, or a wider terminal", view)
+    advice = "--format csv, or a wider terminal"
+    yield from _cut_note(columns, list(widths), "columns", advice, view)
 
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """One matrix, its names, and how its cells look.
+    """One matrix, and its names.
 
     Attributes:
-        row_names: a name a row.
-        headings: one or two lines of names above the columns: positions, and tokens.
-        cell: (row, column) → text and style.
-        real: which rows are queries and not padding; None where all are.
-        extra: a heading and row → text for a last column; None for none.
+        row_names: a name a row; padded queries say that they are.
+        positions: a name a column.
+        tokens: a token a column; None for none.
+        values: (rows, columns).
+        visible: bool (rows, columns); None where every cell counts.
+        real: bool (rows,), False for padding, which has no values.
+        entropies: a heading and a text a row for a last column; None for none.
     """
 
     row_names: Sequence[str]
-    headings: Sequence[Sequence[str]]
-    cell: Callable[[int, int], tuple[str, str]]
-    real: Sequence[bool] | None
-    extra: tuple[str, Callable[[int], str]] | None
-    printer: Printer
+    positions: Sequence[str]
+    tokens: Sequence[str] | None
+    values: list[list[float]]
+    visible: list[list[bool]] | None
+    real: list[bool]
+    entropies: tuple[str, Sequence[str]] | None
+    stage: Stage
+    view: StageView
 
     @classmethod
-    def of(cls, result: StageResult, batch: int, head: int, axes: Axes, view: View) -> _Matrix:
-        rows, columns = result.shape[2:]
-        positions = [str(column) for column in range(columns)]
-        labelled = result.stage.over_keys and axes.labels is not None
-        row_names = axes.rows
-        if result.stage in ("k", "v"):
-            row_names = axes.keys
+    def of(cls, result: StageResult, batch: int, head: int, view: StageView) -> _Matrix:
+        """The matrix of the batch and head that stand here among the selected ones."""
+        assert result.values is not None
+        sizes, (rows, columns) = view.problem.sizes, result.shape[2:]
+        real = [True] * rows if result.real is None else result.real[batch].tolist()
+        if result.stage in (Stage.K, Stage.V):
+            names = view.names(range(sizes.k_len), sizes.k_len)
+        else:
+            names = view.names(view.selection.rows, sizes.q_len)
         return cls(
-            row_names if len(row_names) == rows else [str(row) for row in range(rows)],
-            [positions, axes.labels] if labelled and axes.labels else [positions],
-            _painter(result, batch, head, view),
-            None if result.real is None else result.real[batch].tolist(),
-            _extra_column(result, batch, head, view),
-            view.printer,
+            [
+                name if there else f"{name} (padding)"
+                for name, there in zip(names, real, strict=True)
+            ],
+            [str(column) for column in range(columns)],
+            view.tokens(sizes.k_len) if result.stage.over_keys else None,
+            result.values[batch, head].tolist(),
+            None if result.visible is None else result.visible[batch, head].tolist(),
+            real,
+            _entropies(batch, head, view) if result.stage is Stage.WEIGHTS else None,
+            result.stage,
+            view,
         )
 
-    @property
-    def extra_width(self) -> int:
-        return 0 if self.extra is None else len(self.extra[0]) + 2
+    def cell(self, row: int, column: int) -> Text:
+        """The text of a cell and its style."""
+        if not self.real[row]:
+            return Text()
+        seen = self.visible is None or self.visible[row][column]
+        if not seen and self.stage in (Stage.MASKED, Stage.WEIGHTS):
+            return self._styled(self.view.printer.sign(MASKED, "."), "dim")
+        value = self.values[row][column]
+        style = shade(value) if self.stage is Stage.WEIGHTS else "" if seen else "dim"
+        return self._styled(decimals(value, self.view.digits), style)
 
-    def fitting(self, rows: Sequence[int], room: int) -> tuple[list[int | None], list[int]]:
-        """The columns that the room has place for, None for the gap, and the width of each."""
-        count = len(self.headings[0])
+    def fitting(self, rows: Sequence[int], room: int) -> dict[int | None, int]:
+        """The columns that the room has place for, in order, and the width of each.
+
+        None is the gap where the middle is left out.
+        """
+        count = len(self.positions)
+        room -= 3 + max((text_width(self.row_names[row]) for row in rows), default=1)
+        room -= 0 if self.entropies is None else len(self.entropies[0]) + 2
         if room >= 1 + count * 2:  # else not even single digits fit
-            widths = [self._width(rows, column) for column in range(count)]
-            if sum(widths) + count <= room:
-                return list(range(count)), widths
-        ends = ([], [])  # type: tuple[list[int], list[int]]
-        widths_of: dict[int, int] = {}
-        left = room - 2
+            widths: dict[int | None, int] = {c: self._width(rows, c) for c in range(count)}
+            if sum(widths.values()) + count <= room + 1:
+                return widths
+        first: dict[int | None, int] = {}
+        last: dict[int | None, int] = {}
+        left = room - 1
         for turn in range(count):
-            last = turn % 3 == 1
-            column = count - 1 - len(ends[1]) if last else len(ends[0])
+            side = last if turn % 3 == 1 else first
+            column = count - 1 - len(last) if side is last else len(first)
             width = self._width(rows, column)
             if left < width + 1 and turn >= 2:
                 break
             left -= width + 1
-            widths_of[column] = width
-            ends[last].append(column)
-        shown = [*ends[0], None, *reversed(ends[1])]
-        return shown, [1 if column is None else widths_of[column] for column in shown]
+            side[column] = width
+        return first | {None: 1} | dict(reversed(last.items()))
 
     def _width(self, rows: Sequence[int], column: int) -> int:
-        label = max(text_width(names[column]) for names in self.headings)
-        if self.printer.on_terminal:
-            label = min(label, max(LABEL_WIDTH, len(self.headings[0][column])))
-        cells = [len(self.cell(row, column)[0]) for row in rows if self._is_real(row)]
-        return max([label, *cells])
+        label = len(self.positions[column])
+        if self.tokens is not None:
+            label = max(label, text_width(self.tokens[column]))
+        if self.view.printer.on_terminal:
+            label = min(label, max(LABEL_WIDTH, len(self.positions[column])))
+        return max([label, *(self.cell(row, column).cell_len for row in rows)])
 
-    def _is_real(self, row: int) -> bool:
-        return self.real is None or self.real[row]
-
-    def text(
-        self,
-        rows: Sequence[int | None],
-        columns: Sequence[int | None],
-        widths: Sequence[int],
-        lead: int,
-    ) -> Text:
-        """The whole matrix."""
-        from rich.text import Text
-
-        gap = self.printer.sign(GAP, ":")
-        text = Text()
-        for line, names in enumerate(self.headings):
-            text.append(" " * (lead + 2), style="")
-            for column, width in zip(columns, widths, strict=True):
-                name = gap if column is None else shortened(names[column], width)
-                text.append(" " + aligned(name, width), style=self._dim)
-            if self.extra is not None and line == 0:
-                text.append("  " + self.extra[0], style=self._dim)
-            text.append("\n")
+    def drawn(
+        self, rows: Sequence[int | None], widths: dict[int | None, int], *, with_names: bool
+    ) -> RenderableType:
+        """Some rows, under the names of the columns for the first of them."""
+        gap = self.view.printer.sign(GAP, ":")
+        lead = max(map(text_width, self.row_names), default=1)
+        drawing = Table(box=None, show_header=with_names, padding=(0, 0, 0, 1), pad_edge=True)
+        drawing.add_column("", justify="right", width=lead, style=self._style("dim"))
+        for column, width in widths.items():
+            name = gap if column is None else self.positions[column]
+            if self.tokens is not None:
+                token = gap if column is None else shortened(self.tokens[column], width)
+                name = f"{name}\n{token}"
+            title = self._styled(name, "dim")
+            drawing.add_column(title, justify="right", width=width, no_wrap=True)
+        if self.entropies is not None:
+            title = self._styled(self.entropies[0], "dim")
+            drawing.add_column(title, justify="right", width=len(self.entropies[0]) + 1)
         for row in rows:
-            self._append_row(text, row, columns, widths, lead, gap)
-        text.rstrip()
-        return text
+            cells = [
+                Text(gap) if row is None or column is None else self.cell(row, column)
+                for column in widths
+            ]
+            if self.entropies is not None:
+                cells.append(Text(gap if row is None else self.entropies[1][row]))
+            drawing.add_row(Text(gap if row is None else self.row_names[row]), *cells)
+        return Padding(drawing, (0, 0, 0, 1), expand=False)
 
-    def _append_row(
-        self,
-        text: Text,
-        row: int | None,
-        columns: Sequence[int | None],
-        widths: Sequence[int],
-        lead: int,
-        gap: str,
-    ) -> None:
-        name = gap if row is None else self.row_names[row]
-        text.append("  " + aligned(name, lead), style=self._dim)
-        if row is not None and not self._is_real(row):
-            text.append("  (padding)\n", style=self._dim)
-            return
-        for column, width in zip(columns, widths, strict=True):
-            cell, style = (gap, "") if row is None or column is None else self.cell(row, column)
-            text.append(" " + aligned(cell, width), style=style if self.printer.colored else "")
-        if self.extra is not None:
-            last = gap if row is None else self.extra[1](row)
-            text.append("  " + aligned(last, len(self.extra[0])))
-        text.append("\n")
+    def _styled(self, text: str, style: str) -> Text:
+        return Text(text, self._style(style))
 
-    @property
-    def _dim(self) -> str:
-        return "dim" if self.printer.colored else ""
-
-
-def _painter(
-    result: StageResult, batch: int, head: int, view: View
-) -> Callable[[int, int], tuple[str, str]]:
-    """A function from (row, column) to the cell's text and style."""
-    assert result.values is not None
-    values = result.values[batch, head].tolist()
-    visible = None if result.visible is None else result.visible[batch, head].tolist()
-    hides = result.stage in ("masked", "weights")
-    shades = result.stage == "weights"
-    masked = view.printer.sign(MASKED, ".")
-
-    def cell(row: int, column: int) -> tuple[str, str]:
-        seen = visible is None or visible[row][column]
-        if not seen and hides:
-            return masked, "dim"
-        value = values[row][column]
-        style = shade(value) if shades else "" if seen else "dim"
-        return decimals(value, view.digits), style
-
-    return cell
+    def _style(self, style: str) -> str:
+        return style if self.view.printer.colored else ""
 
 
 def shade(weight: float) -> str:
+    """The style of a weight: the heavier, the brighter."""
     share = min(max(weight, 0.0), 1.0) if weight == weight else 0.0
     mixed = [round(d + (b - d) * share**0.5) for d, b in zip(_DARK, _BRIGHT, strict=True)]
     return f"rgb(255,255,255) on rgb({mixed[0]},{mixed[1]},{mixed[2]})"
 
 
-def _extra_column(
-    result: StageResult, batch: int, head: int, view: View
-) -> tuple[str, Callable[[int], str]] | None:
-    if result.stage != "weights" or view.entropies is None:
+def _entropies(batch: int, head: int, view: StageView) -> tuple[str, list[str]] | None:
+    """The entropy of each row of weights: a heading and a text a row."""
+    if view.entropies is None:
         return None
-    name, values = view.entropies
-    column = values[batch, head]
-    return name, lambda row: decimals(column[row], view.digits)
+    factor = 1 / math.log(2) if view.unit is Unit.BITS else 1.0
+    values = [
+        decimals(None if nats is None else nats * factor, view.digits)
+        for nats in view.entropies[batch, head]
+    ]
+    return f"entropy ({view.unit})", values
 
 
 def _ends(length: int, limit: int) -> list[int | None]:
@@ -317,7 +327,7 @@ def _ends(length: int, limit: int) -> list[int | None]:
 
 
 def _cut_note(
-    length: int, shown: Sequence[int | None], what: str, advice: str, view: View
+    length: int, shown: Sequence[int | None], what: str, advice: str, view: StageView
 ) -> Iterator[RenderableType]:
     hidden = length - sum(index is not None for index in shown)
     if hidden:

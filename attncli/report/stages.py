@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
-from attncli.columns import record_of
+from attncli.attention.stages import Block, StageResult
 from attncli.report.numbers import field, shortest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from attncli.attention.stage_statistics import StageResult
-    from attncli.attention.stages import Block
 
 CELL_COLUMNS = ("stage", "batch", "head", "row", "column", "value")
 GROUPED_CELL_COLUMNS = ("group", *CELL_COLUMNS)
@@ -23,7 +19,7 @@ GROUPED_CELL_COLUMNS = ("group", *CELL_COLUMNS)
 def stage_record(result: StageResult) -> dict[str, Any]:
     """The JSON record of one stage; `values` is null and `values_omitted` true above the limit."""
     record: dict[str, Any] = {"shape": list(result.shape), "n_masked": result.n_masked}
-    record |= record_of(result.statistics.result) | {"values": _nested(result)}
+    record |= asdict(result.statistics) | {"values": _nested(result)}
     if record["values"] is None:
         record["values_omitted"] = True
     return record

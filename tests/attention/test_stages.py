@@ -18,8 +18,14 @@ from attncli.attention import steps
 from attncli.attention.options import AttentionOptions, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import project
-from attncli.attention.stage_statistics import StageResult
-from attncli.attention.stages import Stage, select, shape_of, stage_blocks, stages_of
+from attncli.attention.stages import (
+    Stage,
+    StageResult,
+    select,
+    shape_of,
+    stage_blocks,
+    stages_of,
+)
 from attncli.attention.steps import project_output
 from attncli.errors import UsageError
 
@@ -235,7 +241,7 @@ def test_statistics_are_of_visible_cells_of_real_queries(
         result = gathered(problem, [stage])[stage]
         counted = visible if stage.over_keys else np.broadcast_to(visible[..., :1], expected.shape)
         numbers = expected.numpy()[counted]
-        record = asdict(result.statistics.result)
+        record = asdict(result.numbers.result)
         assert record["min"] == pytest.approx(numbers.min(), abs=1e-12)
         assert record["max"] == pytest.approx(numbers.max(), abs=1e-12)
         assert record["mean"] == pytest.approx(numbers.mean(), abs=1e-12)
@@ -254,7 +260,7 @@ def test_all_queries_padded_leaves_no_statistics() -> None:
     problem = problem_of(1, 1, 1, 3, 3, 2, 2, query_lengths=(0,))
     result = gathered(problem, [Stage.WEIGHTS])[Stage.WEIGHTS]
     assert result.n_masked == 0
-    assert set(astuple(result.statistics.result)) == {0, None}
+    assert set(astuple(result.numbers.result)) == {0, None}
 
 
 def test_nonfinite_cells_are_counted_and_left_out_of_moments() -> None:
@@ -265,7 +271,7 @@ def test_nonfinite_cells_are_counted_and_left_out_of_moments() -> None:
     result = gathered(problem, [Stage.MASKED])[Stage.MASKED]
     counts = {"n_nan": 1, "n_posinf": 1, "n_neginf": 1}
     moments = {"min": 2.0, "max": 4.0, "mean": 3.0, "std": 1.0}
-    assert asdict(result.statistics.result) == counts | moments
+    assert asdict(result.numbers.result) == counts | moments
     assert result.n_masked == 2
 
 
@@ -281,9 +287,9 @@ def test_empty_axes(q_len: int, k_len: int) -> None:
     if q_len:
         assert output.values is not None
         assert (output.values == 0).all()
-        assert output.statistics.result.max == 0.0
+        assert output.numbers.result.max == 0.0
     else:
-        assert output.statistics.count == 0
+        assert output.numbers.count == 0
 
 
 # ── dtypes ───────────────────────────────────────────────────────────────────────────────────
@@ -312,7 +318,7 @@ def test_integers_never_wrap() -> None:
     for dtype in (torch.int8, torch.float16):
         hundreds = torch.full((2, 4), 100, dtype=dtype)
         result = gathered(make_problem(hundreds, hundreds, None, AttentionOptions()))
-        assert result[Stage.SCORES].statistics.result.min == 40_000
+        assert result[Stage.SCORES].numbers.result.min == 40_000
 
 
 def test_float32_scores_with_a_large_mean_keep_their_variance() -> None:

@@ -21,7 +21,7 @@ from attncli.attention.qkv import example
 from attncli.attention.softmax_stats import SoftmaxStats
 from attncli.attention.stages import Stage, select
 from attncli.attention.steps import entropy_of_weights
-from attncli.attention.walkthrough import input_variance, walk_through
+from attncli.attention.walkthrough import Walkthrough, input_variance, walk_through
 
 
 def scores_of(*rows: list[float], **options: Any) -> Problem:
@@ -30,6 +30,11 @@ def scores_of(*rows: list[float], **options: Any) -> Problem:
     options = {"scale": 1.0, "query_offset": 0} | options
     keys = torch.eye(matrix.shape[1], dtype=torch.float64)
     return make_problem(matrix, keys, keys, AttentionOptions(**options), allow_nonfinite=True)
+
+
+def max_logit(walk: Walkthrough) -> float | None:
+    """The largest logit that softmax is given; None where there is none."""
+    return walk.statistics[Stage.MASKED].result.max
 
 
 def jacobian_norm(weights: torch.Tensor) -> float:
@@ -69,10 +74,10 @@ def test_facts_against_the_whole(data: st.DataObject, cells: int) -> None:
     for entropy, exact, seen in zip(found.row_entropies_bits, bits, some, strict=False):
         assert entropy == (pytest.approx(float(exact), abs=1e-9) if seen else None)
     if not some.any():
-        assert (found.keys_min, found.max_logit, found.online) == (None, None, ())
+        assert (found.keys.count, max_logit(found), found.online) == (0, None, ())
         assert astuple(found.scaled) == (None, None, None)
         return
-    assert (found.keys_min, found.keys_max) == (int(keys[some].min()), int(keys.max()))
+    assert (found.keys.minimum, found.keys.maximum) == (int(keys[some].min()), int(keys.max()))
     weights = result.stages["weights"].flatten(0, 2)[some]
     assert_sharpness(found.scaled, weights)
     unscaled = attncli.compute(t.q, t.k, attn_mask=mask, scale=1.0, stages="weights")
@@ -112,7 +117,7 @@ def test_where_the_naive_softmax_fails(row: list[float], overflows: int, underfl
 
 def test_the_naive_softmax_of_hidden_keys_does_not_count() -> None:
     found = walk_through(scores_of([1.0, 1000.0], attn_mask=np.array([True, False])))
-    assert (found.naive_overflows, found.max_logit) == (0, 1.0)
+    assert (found.naive_overflows, max_logit(found)) == (0, 1.0)
 
 
 def test_the_online_softmax_ends_at_the_stable_one() -> None:
@@ -195,7 +200,7 @@ def test_nonfinite_logits_warn_of_nothing_and_spoil_their_row_alone(
 def test_padded_queries_and_other_rows_stay_out() -> None:
     rows = [[0.0, 0.0], [5.0, 0.0], [9.0, 0.0]]
     padded = walk_through(scores_of(*rows, query_lengths=(2,)))
-    assert (padded.rows, padded.cells, padded.max_logit) == (2, 4, 5.0)
+    assert (padded.rows, padded.cells, max_logit(padded)) == (2, 4, 5.0)
     problem = scores_of(*rows)
     chosen = walk_through(problem, select(problem, rows=[-1]))
     assert (chosen.rows, chosen.statistics[Stage.SCORES].maximum) == (1, 9.0)

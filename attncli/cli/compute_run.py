@@ -1,0 +1,377 @@
+"""What `attncli compute` does: stages computed, kept or saved, and told in every format."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+
+from attncli.analysis.attention_arguments import AttentionArguments, arguments_record
+from attncli.analysis.compute import StagesAsked, ask_stages
+from attncli.analysis.inputs import Group, load_groups
+from attncli.analysis.options import AttentionWords, InputOptions
+from attncli.analysis.problems import params_record, problem_of, warnings_of
+from attncli.analysis.values import integers, several
+from attncli.attention.cost import cost_of
+from attncli.attention.stages import Block, Stage, StageResult
+from attncli.attention.steps import entropy_of_weights
+from attncli.attention.walkthrough import walk_through
+from attncli.cli.compute import ComputeOptions
+from attncli.cli.emit import make_printer
+from attncli.cli.options import WorkOptions
+from attncli.errors import UsageError
+from attncli.files.limits import require_memory
+from attncli.files.text import shown
+from attncli.files.writer import TensorSaver
+from attncli.report import stages as report
+from attncli.report.choices import Format
+from attncli.report.document import document
+from attncli.report.explanation import Facts, Step, explain_steps
+from attncli.report.printer import Printer
+from attncli.report.prose import heading, paragraph
+from attncli.report.stage_tables import (
+    StageView,
+    cost_line,
+    problem_line,
+    stage_tables,
+    summary_table,
+)
+
+# What a value that is kept takes on its way to a table or to JSON: tensors, objects and text.
+BYTES_A_VALUE = 120
+PROMPT = "Enter: next · b: back · q: quit "
+
+Results = dict[Stage, StageResult]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStages:
+    """The stages of one group that are asked for."""
+
+    group: Group
+    arguments: AttentionArguments
+    asked: StagesAsked
+
+
+def run(
+    inputs: InputOptions, attention: AttentionWords, options: ComputeOptions, work: WorkOptions
+) -> None:
+    """Compute what is asked for of every group, and print it."""
+    groups = load_groups(inputs, example=True)
+    sources, names = {group.source for group in groups}, {group.name for group in groups}
+    if len(sources) > 1 or len(names) < len(groups):
+        raise UsageError("FILE", "expected one bundle, got several", "run once for each")
+    asked = [_asked(group, inputs, attention, options, work) for group in groups]
+    printer = make_printer(work)
+    if options.explain:
+        _refuse_where_useless(options.step, printer, work)
+    for one in asked:
+        printer.warn(warnings_of(one.group, one.arguments, one.asked.problem))
+    in_words = options.explain and work.format is Format.TABLE
+    if in_words or work.format in (Format.CSV, Format.NDJSON):
+        if options.save is not None:
+            _gather(asked, options, printer, max_values=-1)
+        if in_words:
+            _explain(asked, options, work, printer)
+        else:
+            printer.write(_cells(asked, work.format))
+        return
+    results = _gather(asked, options, printer, options.max_values)
+    if work.format is Format.JSON:
+        printer.write(_document(asked, results, options, work, printer))
+    else:
+        together = zip(asked, results, strict=True)
+        printer.show(*(p for pair in together for p in _tables(*pair, options, work, printer)))
+
+
+def _asked(
+    group: Group,
+    inputs: InputOptions,
+    attention: AttentionWords,
+    options: ComputeOptions,
+    work: WorkOptions,
+) -> GroupStages:
+    arguments, problem = problem_of(group, inputs, attention, work.precision, work.device)
+    names = None if options.stage is None else several(options.stage)
+    if names == []:
+        raise UsageError("--stage", "expected at least one name, got none")
+    asked = ask_stages(
+        problem,
+        names,
+        option="--stage",
+        batches=integers("--batch-index", options.batch_index),
+        heads=integers("--head-index", options.head_index),
+        rows=integers("--rows", options.rows),
+        is_projected=group.is_projected,
+        output_projection=group.output_projection,
+    )
+    return GroupStages(group, arguments, asked)
+
+
+# ── computing and saving ─────────────────────────────────────────────────────────────────────
+
+
+def _gather(
+    asked: list[GroupStages], options: ComputeOptions, printer: Printer, max_values: int
+) -> list[Results]:
+    """Compute every stage once: statistics, values where they are few, and what is saved."""
+    results = [one.asked.results() for one in asked]
+    cells = [math.prod(result.shape) for found in results for result in found.values()]
+    kept = sum(count for count in cells if count <= max_values)
+    advice = "--format csv, --save, --rows and --stage need less"
+    require_memory("--max-values", BYTES_A_VALUE * kept, advice)
+    with _saver(options.save, asked, results) as writer:
+        for one, found in zip(asked, results, strict=True):
+            one.asked.gather(found, max_values, writer(one))
+    if options.save is not None:
+        printer.note(f"wrote {options.save}")
+    return results
+
+
+@contextmanager
+def _saver(
+    save: str | None, asked: list[GroupStages], results: list[Results]
+) -> Iterator[Callable[[GroupStages], Callable[[StageResult, Block], None] | None]]:
+    """A function from a group to what writes its blocks to the tensors of `--save`, if any."""
+    if save is None:
+        yield lambda one: None
+        return
+
+    def name_of(one: GroupStages, stage: Stage) -> str:
+        return f"{one.group.name}.{stage}" if one.group.name else str(stage)
+
+    shapes = {
+        name_of(one, stage): (result.shape, one.asked.problem.numpy_dtype)
+        for one, found in zip(asked, results, strict=True)
+        for stage, result in found.items()
+    }
+    with TensorSaver(save, shapes) as saver:
+
+        def writer(one: GroupStages) -> Callable[[StageResult, Block], None]:
+            def write(result: StageResult, block: Block) -> None:
+                batch, head = result.place(block)
+                rows = slice(block.at, block.at + len(block.rows))
+                saver.write(name_of(one, block.stage), (batch, head, rows), block.values.numpy())
+
+            return write
+
+        yield writer
+
+
+# ── for programs ─────────────────────────────────────────────────────────────────────────────
+
+
+def _cells(asked: list[GroupStages], form: Format) -> Iterator[str]:
+    """Every selected cell, stage by stage."""
+    grouped = len(asked) > 1
+    write = report.csv_cells if form is Format.CSV else report.ndjson_cells
+    if form is Format.CSV:
+        columns = report.GROUPED_CELL_COLUMNS if grouped else report.CELL_COLUMNS
+        yield ",".join(columns) + "\n"
+    for one in asked:
+        for stage in one.asked.stages:
+            yield from write(one.asked.blocks(stage), one.group.name if grouped else None)
+
+
+def _document(
+    asked: list[GroupStages],
+    results: list[Results],
+    options: ComputeOptions,
+    work: WorkOptions,
+    printer: Printer,
+) -> Iterator[str]:
+    """The JSON document: one group as it stands, several by name."""
+    inputs = {one.group.name: one.group.described for one in asked}
+    params = {one.group.name: _params(one, options) for one in asked}
+    data = {
+        one.group.name: _data(one, found, options, work)
+        for one, found in zip(asked, results, strict=True)
+    }
+    name = asked[0].group.name
+    alone = len(asked) == 1
+    return document(
+        "compute",
+        inputs=inputs[name] if alone else inputs,
+        params=params[name] if alone else params,
+        warnings=printer.warned,
+        data=data[name] if alone else {"groups": data},
+    )
+
+
+def _data(
+    one: GroupStages, found: Results, options: ComputeOptions, work: WorkOptions
+) -> dict[str, Any]:
+    explained: dict[str, Any] = {}
+    if options.explain:
+        explained["explanation"] = [asdict(step) for step in _steps(one, work)]
+    selection = one.asked.selection
+    return explained | {
+        "stages": {str(stage): report.stage_record(result) for stage, result in found.items()},
+        "cost": asdict(cost_of(one.asked.problem)),
+        "batches": list(selection.batches),
+        "heads": list(selection.heads),
+        "rows": None if options.rows is None else list(selection.rows),
+    }
+
+
+def _params(one: GroupStages, options: ComputeOptions) -> dict[str, Any]:
+    return params_record(one.group, one.arguments, one.asked.problem) | {
+        "stage": [str(stage) for stage in one.asked.stages],
+        "max_values": options.max_values,
+    }
+
+
+# ── for people ───────────────────────────────────────────────────────────────────────────────
+
+
+def _tables(
+    one: GroupStages,
+    found: Results,
+    options: ComputeOptions,
+    work: WorkOptions,
+    printer: Printer,
+) -> Iterator[RenderableType]:
+    problem = one.asked.problem
+    view = StageView(
+        problem,
+        one.asked.selection,
+        one.group.labels,
+        printer,
+        work.digits,
+        work.unit,
+        _entropies(found.get(Stage.WEIGHTS), with_sink=problem.sinks is not None),
+    )
+    yield from _opening(one, printer)
+    yield ""
+    for result in found.values():
+        yield from stage_tables(result, view)
+    yield summary_table(list(found.values()), printer, work.digits)
+    yield ""
+    yield cost_line(cost_of(problem))
+    left_out = [result for result in found.values() if result.values is None]
+    if any(0 not in result.shape for result in left_out):
+        yield (
+            f"values of {', '.join(result.stage for result in left_out)} not shown: above "
+            f"--max-values {options.max_values}; choose --rows, or --format csv, or --save FILE"
+        )
+    yield ""
+
+
+def _entropies(weights: StageResult | None, *, with_sink: bool) -> NDArray[np.object_] | None:
+    """Nats of each row of the weights, for a column beside them; None for rows without keys."""
+    if weights is None or weights.values is None or weights.visible is None:
+        return None
+    nats = entropy_of_weights(weights.values, with_sink=with_sink).numpy().astype(object)
+    nats[~weights.visible.any(-1).numpy()] = None
+    return nats
+
+
+def _opening(one: GroupStages, printer: Printer) -> Iterator[RenderableType]:
+    """What stands above the stages: the group, the sizes, and the options in use."""
+    if one.group.name:
+        yield heading(f"group {shown(one.group.name)}", printer)
+    yield problem_line(one.asked.problem, one.group.source)
+    used = _options_in_use(one)
+    if used:
+        yield f"options: {used}"
+
+
+def _options_in_use(one: GroupStages) -> str:
+    """Options that differ from their defaults, and where query 0 stands if that matters."""
+    options = one.arguments.options
+    record = arguments_record(one.arguments, one.asked.problem.mask.offset)
+    parts = []
+    for name, value in record.items():
+        is_default = value in (None, False) or (name == "temperature" and value == 1)
+        if is_default or name in ("scale", "query_offset", "mask_true"):
+            continue
+        told = "" if value is True else f" {_told(value)}"
+        parts.append(name.replace("_", " ") + told)
+    if options.attn_mask is not None and options.attn_mask.dtype == bool:
+        parts.append(f"True = {options.mask_true}")
+    if options.needs_positions or options.query_offset is not None:
+        parts.append(f"query 0 at position {_told(record['query_offset'])}")
+    return " · ".join(parts)
+
+
+def _told(value: Any) -> str:
+    """An option's value; a long list cut short."""
+    if not isinstance(value, list):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    more = f",… ({len(value)})" if len(value) > 8 else ""
+    return ",".join(f"{part:g}" for part in value[:8]) + more
+
+
+# ── the walk through the stages, all at once or one key press at a time ──────────────────────
+
+
+def _refuse_where_useless(step: bool, printer: Printer, work: WorkOptions) -> None:
+    """Refuse formats that have no room for prose, and waiting where nobody can answer."""
+    if work.format in (Format.CSV, Format.NDJSON):
+        raise UsageError("--explain", f"expected --format table or json, got {work.format}")
+    if step and work.format is not Format.TABLE:
+        raise UsageError("--step", f"expected --format table beside it, got {work.format}")
+    if step and not (printer.on_terminal and sys.stdin.isatty()):
+        raise UsageError(
+            "--step", "expected a terminal to wait at, got none", "--explain alone prints it all"
+        )
+
+
+def _explain(
+    asked: list[GroupStages], options: ComputeOptions, work: WorkOptions, printer: Printer
+) -> None:
+    """Print what each stage is for and what it did to these numbers."""
+    pages: list[list[RenderableType]] = []
+    for one in asked:
+        lead: list[RenderableType] = [*_opening(one, printer), ""]
+        for number, step in enumerate(_steps(one, work), 1):
+            pages.append([*lead, *_page(step, number, printer)])
+            lead = []
+    if options.step:
+        _turn_pages(pages, printer)
+    else:
+        printer.show(*(part for page in pages for part in page))
+
+
+def _steps(one: GroupStages, work: WorkOptions) -> list[Step]:
+    """Compute the facts and put them into words."""
+    x, weight = one.group.described.get("x"), one.asked.output_projection
+    return explain_steps(
+        Facts(
+            walk=walk_through(one.asked.problem, one.asked.selection),
+            model_width=None if x is None else x["shape"][-1],
+            projected_width=None if weight is None else weight.shape[1],
+            unit=work.unit,
+            digits=work.digits,
+        )
+    )
+
+
+def _page(step: Step, number: int, printer: Printer) -> Iterator[RenderableType]:
+    yield heading(f"{number}. {step.name}", printer)
+    yield paragraph(step.formula, printer, style="cyan")
+    yield paragraph(step.shape, printer)
+    yield paragraph(step.purpose, printer, style="italic")
+    for finding in step.findings:
+        yield paragraph(finding, printer, lead="→ ")
+    yield ""
+
+
+def _turn_pages(pages: list[list[RenderableType]], printer: Printer) -> None:
+    """One page at a time: Enter for the next, b for the one before, q or end of input to leave."""
+    at = 0
+    while at < len(pages):
+        printer.show(*pages[at])
+        sys.stdout.write(f"[{at + 1}/{len(pages)}] {PROMPT}")
+        sys.stdout.flush()
+        answer = sys.stdin.readline()
+        if not answer or answer.strip().lower() == "q":
+            return
+        at = max(0, at - 1) if answer.strip().lower() == "b" else at + 1
