@@ -98,20 +98,13 @@ def audit(mask: Mask, *, named: int = 10) -> MaskAudit:
     # Whoever writes −10,000 or finfo.min into a mask means it to hide, which adding it does not.
     lenient = recognise_mask(mask.hiding_below(MINUS_A_LOT))
     own = {(batch, head): part.description for batch, head, part in lenient.parts}
-
-    def both(strict: str, meant: str) -> str:
-        return f"{strict}; with values of {MINUS_A_LOT:g} or less as hidden: {meant}"
-
+    also = f"; with values of {MINUS_A_LOT:g} or less as hidden: "
     records = tuple(
-        replace(
-            record,
-            description=both(
-                record.description, own.get((record.batch, record.head), lenient.description)
-            ),
-        )
-        for record in records
+        replace(one, description=f"{one.description}{also}{meant}")
+        for one in records
+        for meant in [own.get((one.batch, one.head), lenient.description)]
     )
-    said = both(recognition.description, lenient.description)
+    said = f"{recognition.description}{also}{lenient.description}"
     return MaskAudit(records, said, recognition, lenient, added)
 
 
@@ -194,11 +187,12 @@ def cell_counts(view: HeadMask, rows: int, columns: int) -> CellCounts:
         columns: at least 1; fewer where there are fewer keys.
     """
     query_edges, key_edges = _edges(view.rows, rows), _edges(view.k_len, columns)
-    counts = np.zeros((len(query_edges) - 1, len(key_edges) - 1), np.int64)
-    if view.size and view.intervals is not None:
-        _count_intervals(view.intervals, query_edges, key_edges, counts)
-    elif view.size:
-        _count_cells(view, query_edges, key_edges, counts)
+    if not view.size:
+        counts = np.zeros((len(query_edges) - 1, len(key_edges) - 1), np.int64)
+    elif view.intervals is not None:
+        counts = _count_intervals(view.intervals, query_edges, key_edges)
+    else:
+        counts = _count_cells(view, query_edges, key_edges)
     return CellCounts(query_edges, key_edges, counts)
 
 
@@ -209,28 +203,25 @@ def _edges(length: int, parts: int) -> NDArray[np.int64]:
 
 
 def _count_intervals(
-    structure: IntervalMask,
-    query_edges: NDArray[np.int64],
-    key_edges: NDArray[np.int64],
-    counts: NDArray[np.int64],
-) -> None:
+    mask: IntervalMask, query_edges: NDArray[np.int64], key_edges: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """From the interval of each query: what lies below one edge, without that below the last."""
-    ordered = SortedIntervals(structure)
+    ordered = SortedIntervals(mask)
+    counts = []
     before = ordered.low
-    for place, edge in enumerate(key_edges[1:].tolist()):
-        limit = np.clip(edge, structure.first, structure.stop)
+    for edge in key_edges[1:].tolist():
+        limit = np.clip(edge, mask.first, mask.stop)
         upto = np.clip(ordered.below(limit), ordered.low, ordered.high)
-        counts[:, place] = np.add.reduceat(upto - before, query_edges[:-1])
+        counts.append(np.add.reduceat(upto - before, query_edges[:-1]))
         before = upto
+    return np.stack(counts, axis=1)
 
 
 def _count_cells(
-    view: HeadMask,
-    query_edges: NDArray[np.int64],
-    key_edges: NDArray[np.int64],
-    counts: NDArray[np.int64],
-) -> None:
+    view: HeadMask, query_edges: NDArray[np.int64], key_edges: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """From blocks of cells, each of which may end within a rectangle."""
+    counts = np.zeros((len(query_edges) - 1, len(key_edges) - 1), np.int64)
     for rows, block in view.blocks():
         first, last = np.searchsorted(query_edges, [rows.start, rows.stop - 1], "right") - 1
         for part in range(first, last + 1):
@@ -238,3 +229,4 @@ def _count_cells(
             stop = min(int(query_edges[part + 1]), rows.stop) - rows.start
             by_key = count_columns(block[start:stop])
             counts[part] += np.add.reduceat(by_key, key_edges[:-1])
+    return counts

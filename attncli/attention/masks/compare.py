@@ -21,6 +21,16 @@ from attncli.errors import DataError
 Cells = NDArray[np.bool_]
 Found = tuple[int | None, int | None, HeadMask]
 
+# Rules that a mask may break: the options that declare one, and those that say more of it.
+RULES = {
+    "causal": (("causal",), ("prefix",)),
+    "left window": (("left_window",), ()),
+    "right window": (("right_window",), ()),
+    "dilation": (("dilation",), ("left_window", "right_window")),
+    "segments": (("segments",), ()),
+    "key padding": (("key_lengths", "key_padding"), ()),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -62,8 +72,7 @@ class Leak:
     """Cells that a mask shows although a declared rule hides them.
 
     Attributes:
-        rule: the rule in words: "causal", "left window", "right window", "dilation",
-            "segments" or "key padding", or the description of a whole pattern.
+        rule: a name of `RULES`, or the description of a whole pattern.
         cells: number of such cells.
         first: the first of them; `a` is the mask's visibility, `b` the rule's.
     """
@@ -169,27 +178,13 @@ def leaks(given: Mask, options: AttentionOptions, limit: int = 10) -> list[Leak]
 
 def _rules(options: AttentionOptions) -> dict[str, AttentionOptions]:
     """Options that declare one rule each."""
-    o = options
-    bare = AttentionOptions(query_offset=o.query_offset, query_lengths=o.query_lengths)
-    declared = {
-        "causal": replace(bare, causal=o.causal, prefix=o.prefix),
-        "left window": replace(bare, left_window=o.left_window),
-        "right window": replace(bare, right_window=o.right_window),
-        "dilation": replace(
-            bare, left_window=o.left_window, right_window=o.right_window, dilation=o.dilation
-        ),
-        "segments": replace(bare, segments=o.segments),
-        "key padding": replace(bare, key_lengths=o.key_lengths, key_padding=o.key_padding),
-    }
-    given = {
-        "causal": o.causal,
-        "left window": o.left_window is not None,
-        "right window": o.right_window is not None,
-        "dilation": o.dilation is not None,
-        "segments": o.segments is not None,
-        "key padding": o.key_lengths is not None or o.key_padding is not None,
-    }
-    return {name: rule for name, rule in declared.items() if given[name]}
+    bare = AttentionOptions(query_offset=options.query_offset, query_lengths=options.query_lengths)
+    found = {}
+    for name, (declaring, beside) in RULES.items():
+        values = {field: getattr(options, field) for field in (*declaring, *beside)}
+        if any(values[field] is not None and values[field] is not False for field in declaring):
+            found[name] = replace(bare, **values)
+    return found
 
 
 def _refuse_other_sizes(a: Sizes, b: Sizes) -> None:
