@@ -148,11 +148,12 @@ def _cheapest(view: HeadMask, best: Pattern | None, *, hide: bool) -> Pattern | 
         return best
     highest = (bound.highest for bound in bounds if bound.highest is not None)
     for position in dict.fromkeys([*plain.corners, *highest]):
+        before = best
         for ids in _documents(marginals, position):
             documents = replace(plain, position=position, ids=ids)
-            before, best = best, _cheaper(_within(documents, bounds, marginals), view, best, hide)
-            if best is not before:
-                return best  # the likeliest and cheapest documents come first
+            best = _cheaper(_within(documents, bounds, marginals), view, best, hide)
+        if best is not before:
+            break  # the likeliest positions come first
     return best
 
 
