@@ -9,4 +9,4 @@ IMPORTS_PUT_OFF: set[str] = {
     "attncli.cli.options",
     "attncli.cli.progress",
 }
-OPTIONS_SPELT: set[str] = {}
+OPTIONS_SPELT: set[str] = set()
