@@ -41,9 +41,14 @@ class AttentionArguments:
 
 
 def read_arguments(
-    words: AttentionWords, declared: Mapping[str, Any] | None = None
+    words: AttentionWords, declared: Mapping[str, Any], bundle: str
 ) -> AttentionArguments:
     """Combine what is typed with what a bundle declares: what is typed wins.
+
+    Args:
+        words: what is typed.
+        declared: option → value, as a bundle declares them.
+        bundle: its name, for messages.
 
     Raises:
         UsageError: a word that the option does not take.
@@ -51,12 +56,15 @@ def read_arguments(
     """
     values: dict[str, Any] = {}
     warnings = []
-    for name, value in (declared or {}).items():
+    for name, value in declared.items():
         if name not in OPTIONS or not OPTIONS[name].declarable:
             warnings.append(f"the bundle declares {name!r}, which attncli does not know")
         elif value is not None:
-            values[name] = _declared(name, value)
-    _check_declared(values)
+            values[name] = _declared(name, value, bundle)
+    try:
+        AttentionOptions(**values)
+    except UsageError as error:  # data are at fault, not the command line
+        raise DataError(bundle, f"{in_python(error.where)}: {error.problem}") from None
     files: dict[str, str] = {}
     for name, value in vars(words).items():
         if value is not None:
@@ -152,7 +160,7 @@ def _is_file(text: str) -> bool:
     return Path(text).is_file()
 
 
-def _declared(name: str, value: Any) -> Any:
+def _declared(name: str, value: Any, bundle: str) -> Any:
     """A declared value, as `AttentionOptions` wants it."""
     kind = OPTIONS[name].kind
     try:
@@ -171,15 +179,7 @@ def _declared(name: str, value: Any) -> Any:
         return np.array(numbers, np.int64) if kind is Kind.IDS else numbers
     except (TypeError, ValueError, OverflowError, UsageError):
         text = " ".join(repr(value).split())[:80]
-        raise DataError("bundle", f"expected {name} to be a {kind}, got {text}") from None
-
-
-def _check_declared(values: dict[str, Any]) -> None:
-    """Refuse what a bundle declares as data at fault, not as a fault of the command line."""
-    try:
-        AttentionOptions(**values)
-    except UsageError as error:
-        raise DataError("bundle", f"{in_python(error.where)}: {error.problem}") from None
+        raise DataError(bundle, f"expected {name} to be a {kind}, got {text}") from None
 
 
 def _of_type(value: Any, kind: Any) -> Any:

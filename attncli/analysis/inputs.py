@@ -58,6 +58,11 @@ class Group:
         return str(found["source"])
 
     @property
+    def place(self) -> str:
+        """Its file and name, for messages."""
+        return f"{self.source_name}, group {self.name}" if self.name else self.source_name
+
+    @property
     def is_projected(self) -> bool:
         """Whether Q, K and V were computed from X."""
         return "x" in self.described
@@ -85,7 +90,7 @@ def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
     _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "the files")
     if options.files:
         found = groups_in(options.files, options.group or [])
-        groups = [_read(group, options.dtype) for group in found]
+        groups = [read_group(group, options.dtype) for group in found]
     else:
         groups = [Group(None, "", {}, {})]
     if named:
@@ -161,7 +166,7 @@ def describe(source: str, tensor: torch.Tensor) -> dict[str, Any]:
     return {"source": source, "shape": list(tensor.shape), "dtype": dtype}
 
 
-def _read(group: FileGroup, dtype: str | None) -> Group:
+def read_group(group: FileGroup, dtype: str | None = None) -> Group:
     """The tensors of files, cast where a dtype is asked for."""
     tensors, described = {}, {}
     for role, (file, header) in group.roles.items():

@@ -56,6 +56,14 @@ class MaskInputs:
     warnings: tuple[str, ...] = ()
 
     @property
+    def place(self) -> str:
+        """The bundle and the group in it, for messages."""
+        group = self.group
+        if group is None or group.source is None:
+            return "bundle"
+        return f"{group.source}, group {group.name}" if group.name else group.source
+
+    @property
     def described(self) -> dict[str, Any]:
         """Role → source, shape, dtype."""
         roles = {} if self.group is None else self.group.roles

@@ -14,7 +14,7 @@ from attncli.analysis.attention_arguments import (
 )
 from attncli.analysis.inputs import Group, labels_of
 from attncli.analysis.options import AttentionWords, FileOptions
-from attncli.attention.options import Layout, Precision
+from attncli.attention.options import AttentionOptions, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.errors import AttncliError
 
@@ -31,28 +31,37 @@ def problem_of(
     Raises:
         AttncliError: as `make_problem` does, naming the file where it names a role.
     """
-    try:
-        arguments = read_arguments(words, group.declared)
-    except AttncliError as error:
-        raise _with_bundle(error, group) from None
+    arguments = read_arguments(words, group.declared, group.place)
     made_here = group.is_projected or group.source == "random"
-    try:
-        problem = make_problem(
-            group.tensors["q"],
-            group.tensors["k"],
-            group.tensors.get("v"),
-            arguments.options,
-            layout=Layout.BHSD if made_here else inputs.layout,
-            heads=inputs.heads,
-            kv_heads=inputs.kv_heads,
-            precision=precision,
-            device=device,
-            allow_nonfinite=inputs.allow_nonfinite,
-            came_as=[getattr(torch, entry["dtype"]) for entry in group.described.values()],
-        )
-    except AttncliError as error:
-        raise _with_file(error, group) from None
+    problem = checked_problem(
+        group,
+        arguments.options,
+        layout=Layout.BHSD if made_here else inputs.layout,
+        heads=inputs.heads,
+        kv_heads=inputs.kv_heads,
+        precision=precision,
+        device=device,
+        allow_nonfinite=inputs.allow_nonfinite,
+    )
     return arguments, problem
+
+
+def checked_problem(group: Group, options: AttentionOptions, **arguments: Any) -> Problem:
+    """Check the tensors of a group against options; further arguments are those of `make_problem`.
+
+    Raises:
+        AttncliError: as `make_problem` does, naming the file where it names a role.
+    """
+    came_as = [getattr(torch, entry["dtype"]) for entry in group.described.values()]
+    try:
+        q, k, v = group.tensors["q"], group.tensors["k"], group.tensors.get("v")
+        return make_problem(q, k, v, options, came_as=came_as, **arguments)
+    except AttncliError as error:
+        entry = group.described.get(error.where)
+        if entry is None:
+            raise
+        where = f"{error.where} ({entry['source']})"
+        raise type(error)(where, error.problem, error.advice) from None
 
 
 def params_record(group: Group, arguments: AttentionArguments, problem: Problem) -> dict[str, Any]:
@@ -82,19 +91,3 @@ def merged(groups: Sequence[Group], params: Sequence[dict[str, Any]]) -> dict[st
         return shared
     own = [{key: one[key] for key in differing} for one in params]
     return shared | {"groups": dict(zip(labels_of(groups), own, strict=True))}
-
-
-def _with_bundle(error: AttncliError, group: Group) -> AttncliError:
-    """The same error, with the file and group where it only spoke of a bundle."""
-    if error.where != "bundle":
-        return error
-    place = f"{group.source_name}, group {group.name}" if group.name else group.source_name
-    return type(error)(place, error.problem, error.advice)
-
-
-def _with_file(error: AttncliError, group: Group) -> AttncliError:
-    """The same error, with the file where it only named q, k or v."""
-    entry = group.described.get(error.where)
-    if entry is None:
-        return error
-    return type(error)(f"{error.where} ({entry['source']})", error.problem, error.advice)

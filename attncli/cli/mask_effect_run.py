@@ -10,17 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.analysis.attention_arguments import read_array
+from attncli.analysis.inputs import read_group
 from attncli.analysis.mask_effect import RowEffect, effect_on_problem, effect_on_scores
 from attncli.analysis.options import AttentionWords
+from attncli.analysis.problems import checked_problem
 from attncli.attention.masks.build import as_rank_4
 from attncli.attention.options import Layout
-from attncli.attention.problem import Problem, make_problem
+from attncli.attention.problem import Problem
 from attncli.cli.mask import MaskOptions
 from attncli.cli.mask_run import Prepared, errors_named, prepare
 from attncli.cli.options import WorkOptions
 from attncli.columns import columns_of, record_of
 from attncli.errors import DataError
-from attncli.files.torch_tensors import as_torch
 from attncli.report.mask import effect_tables
 
 
@@ -49,17 +50,15 @@ def run(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> None:
 
 def _problem(prepared: Prepared) -> Problem:
     """Q and K of the files, with the options that shaped the mask."""
-    options, group = prepared.options, prepared.inputs.group
-    assert group is not None  # --effect takes files
-    named = (group.roles[role] for role in ("q", "k"))
-    q, k = (as_torch(file.read(header.name)) for file, header in named)
+    options, named = prepared.options, prepared.inputs.group
+    assert named is not None  # --effect takes files
+    group = read_group(replace(named, roles={role: named.roles[role] for role in ("q", "k")}))
     kv_heads = None
     if options.layout is Layout.BSH and options.heads is not None:
-        kv_heads = k.shape[-1] * options.heads // max(1, q.shape[-1])  # as wide as those of Q
-    return make_problem(
-        q,
-        k,
-        None,
+        q_width, k_width = (group.tensors[role].shape[-1] for role in ("q", "k"))
+        kv_heads = k_width * options.heads // max(1, q_width)  # as wide as those of Q
+    problem = checked_problem(
+        group,
         replace(prepared.arguments.options, sinks=None),
         layout=options.layout,
         heads=options.heads,
@@ -67,6 +66,8 @@ def _problem(prepared: Prepared) -> Problem:
         precision=prepared.work.precision,
         device=prepared.work.device,
     )
+    prepared.printer.warn(problem.marked_warnings)
+    return problem
 
 
 def _scores(spec: str, prepared: Prepared) -> NDArray[Any]:

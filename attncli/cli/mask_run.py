@@ -168,7 +168,7 @@ def prepare(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> P
     files, group, softmax = options.files or (), options.group or (), options.effect
     held = words.attn_mask is None
     inputs = find_inputs(files, group, options.layout, softmax=softmax, mask=held)
-    arguments = read_arguments(words, inputs.declared)
+    arguments = read_arguments(words, inputs.declared, inputs.place)
     if inputs.mask is not None:
         arguments = replace(
             arguments,

@@ -241,7 +241,9 @@ def test_queries_that_are_not_finite_stop_the_effect(run: Any) -> None:
     q[1, 2] = np.nan
     ran = run("q.npy k.npy --effect --causal", q=q, k=np.ones((S, 4)))
     assert ran.code == 1
-    assert "q: expected finite values, got 1 NaN or inf, the first at (0, 0, 1, 2)" in ran.err
+    assert (
+        "q (q.npy): expected finite values, got 1 NaN or inf, the first at (0, 0, 1, 2)" in ran.err
+    )
     ran = run("--scores s.npy --causal", s=np.full((S, S), np.nan))
     assert ran.code == 1
     assert "--scores: expected finite values or -inf, got NaN or +inf" in ran.err
