@@ -17,17 +17,17 @@ __version__ = "0.1.0"
 
 # To add a public name, say here which module it lives in, and import it for type checkers below.
 _HOMES = {
-    "check": "attncli.api.check",
-    "Checked": "attncli.api.check",
-    "compute": "attncli.api.compute",
+    "check": "attncli.api",
+    "Checked": "attncli.analysis.check",
+    "compute": "attncli.api",
     "Computed": "attncli.analysis.compute",
     "StageStatistics": "attncli.attention.stages",
-    "entropy": "attncli.api.entropy",
-    "Entropies": "attncli.api.entropy",
-    "mask": "attncli.api.mask",
-    "AuditedMask": "attncli.api.mask",
-    "variance": "attncli.api.variance",
-    "Audited": "attncli.api.variance",
+    "entropy": "attncli.api",
+    "Entropies": "attncli.analysis.entropy",
+    "mask": "attncli.api",
+    "AuditedMask": "attncli.analysis.mask",
+    "variance": "attncli.api",
+    "Audited": "attncli.analysis.variance",
     "AttentionOptions": "attncli.attention.options",
     "Corner": "attncli.attention.options",
     "Layout": "attncli.attention.options",
@@ -45,16 +45,16 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
+    from attncli.analysis.check import Checked as Checked
     from attncli.analysis.compute import Computed as Computed
-    from attncli.api.check import Checked as Checked
-    from attncli.api.check import check as check
-    from attncli.api.compute import compute as compute
-    from attncli.api.entropy import Entropies as Entropies
-    from attncli.api.entropy import entropy as entropy
-    from attncli.api.mask import AuditedMask as AuditedMask
-    from attncli.api.mask import mask as mask
-    from attncli.api.variance import Audited as Audited
-    from attncli.api.variance import variance as variance
+    from attncli.analysis.entropy import Entropies as Entropies
+    from attncli.analysis.mask import AuditedMask as AuditedMask
+    from attncli.analysis.variance import Audited as Audited
+    from attncli.api import check as check
+    from attncli.api import compute as compute
+    from attncli.api import entropy as entropy
+    from attncli.api import mask as mask
+    from attncli.api import variance as variance
     from attncli.attention.options import AttentionOptions as AttentionOptions
     from attncli.attention.options import Corner as Corner
     from attncli.attention.options import Layout as Layout

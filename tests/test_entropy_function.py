@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 from typing import Any
 
 import numpy as np
@@ -17,12 +15,6 @@ def tensors(requires_grad: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     rng = np.random.default_rng(2)
     q, k = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((2, 6, 7, 8), (2, 3, 7, 8)))
     return q.requires_grad_(requires_grad), k.requires_grad_(requires_grad)
-
-
-def test_its_examples_are_true() -> None:
-    module = importlib.import_module("attncli.api.entropy")
-    found = doctest.testmod(module, extraglobs={"attncli": attncli})
-    assert (found.failed, found.attempted) == (0, 3)
 
 
 def test_it_agrees_with_compute() -> None:

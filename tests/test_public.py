@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import attncli
+from attncli import api
+from attncli.analysis.attention_arguments import read_keywords
 from attncli.analysis.compute import ask_stages
-from attncli.api import compute as api_compute
-from attncli.api import keywords
-from attncli.attention.options import OPTION_NAMES, AttentionOptions
+from attncli.attention.options import AttentionOptions
 
 HEAVY = ("numpy", "rich", "torch", "typer")
 PACKAGE = Path(attncli.__file__).parent
@@ -79,21 +79,17 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("module", ["attncli", "attncli.api.compute", "attncli.api.keywords"])
+@pytest.mark.parametrize("module", ["attncli", "attncli.api"])
 def test_examples_in_docstrings(module: str) -> None:
     found = importlib.import_module(module)
-    result = doctest.testmod(found, extraglobs={"attncli": attncli})
+    result = doctest.testmod(found, extraglobs={"attncli": attncli, "numpy": np})
     assert result.failed == 0
 
 
 def test_there_are_examples() -> None:
     finder = doctest.DocTestFinder(exclude_empty=True)
-    examples = [test.examples for test in finder.find(api_compute, extraglobs={})]
-    assert sum(map(len, examples)) >= 3
-
-
-def test_keywords_are_the_fields_of_the_options() -> None:
-    assert set(keywords.OptionKeywords.__annotations__) == set(OPTION_NAMES)
+    examples = [test.examples for test in finder.find(api, extraglobs={})]
+    assert sum(map(len, examples)) >= 15
 
 
 # ── compute ──────────────────────────────────────────────────────────────────────────────────
@@ -209,7 +205,7 @@ FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("given", "fields"), FORMS)
 def test_options_in_any_form(given: Any, fields: dict[str, Any]) -> None:
-    assert keywords.as_options(given) == AttentionOptions(**fields)
+    assert read_keywords(given) == AttentionOptions(**fields)
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -1,11 +1,12 @@
-"""From what is said of `AttentionOptions` to their values: words parsed, files read, bundles heard.
+"""From what is said of `AttentionOptions` to their values: words, bundles, keywords.
 
 Needs no torch: masks are built from these too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.analysis.options import AttentionWords
-from attncli.analysis.values import finite, floats, integers, several
-from attncli.attention.options import OPTIONS, AttentionOptions, Corner, Kind
+from attncli.analysis.values import choice_of, finite, floats, integers, several
+from attncli.attention.options import OPTIONS, AttentionOptions, Corner, Kind, MaskTrue
 from attncli.errors import DataError, UsageError, in_python
 from attncli.files.roles import read_one
-from attncli.files.tensor import StoredTensor, as_float
+from attncli.files.tensor import BY_NAME, StoredTensor, as_float, name_of, require_accepted
 
+TensorLike = Any  # a torch tensor, a NumPy array, or nested lists of numbers
 # How NumPy's formats store bfloat16, which they have no name for.
 BFLOAT16_IN_NPY = "|V2"
 FROM_FILES = (Kind.ARRAY, Kind.IDS, Kind.LOGITS)
@@ -187,3 +189,89 @@ def _of_type(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError
     return value
+
+
+def array_of(values: TensorLike, role: str) -> NDArray[Any]:
+    """A NumPy array of the same values; bfloat16 and float8, which NumPy lacks, as float32.
+
+    Raises:
+        DataError: complex numbers, objects, strings, or lists of uneven lengths.
+    """
+    torch = sys.modules.get("torch")  # whoever has a tensor has loaded it
+    if torch is not None and isinstance(values, torch.Tensor):
+        element = BY_NAME.get(str(values.dtype).removeprefix("torch."))
+        tensor = values.detach().cpu()
+        values = (tensor.float() if element is not None and element.is_raw else tensor).numpy()
+    stored = stored_of(values, role)
+    if stored.dtype != stored.array.dtype.name:
+        return as_float(stored)
+    array = stored.array
+    backwards = any(stride < 0 for stride in array.strides)
+    if backwards or not array.dtype.isnative:  # of which torch makes no tensor
+        return array.astype(array.dtype.newbyteorder("="), order="C")
+    return array
+
+
+def stored_of(values: Any, role: str) -> StoredTensor:
+    """An array or lists of numbers with the true type of their elements.
+
+    Raises:
+        DataError: complex numbers, objects, strings, or lists of uneven lengths.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise DataError(role, "expected an array, got lists of uneven lengths") from None
+    name = name_of(array.dtype)
+    require_accepted(role, name)
+    if name in BY_NAME and BY_NAME[name].is_raw:
+        array = array.view(BY_NAME[name].physical)
+    return StoredTensor(role, None, name, array)
+
+
+def read_keywords(given: Mapping[str, Any], without: Collection[str] = ()) -> AttentionOptions:
+    """Keywords of Python as `AttentionOptions`; None stands for the default.
+
+    Numbers may stand for tuples of one, strings for choices, lists and tensors for arrays.
+
+    Args:
+        given: the keywords.
+        without: fields that the caller has no use for.
+
+    Raises:
+        TypeError: a keyword that is no field of it.
+        UsageError: a value that the option does not take.
+    """
+    allowed = [name for name in OPTIONS if name not in without]
+    for name in given:
+        if name not in allowed:
+            raise TypeError(f"expected one of {', '.join(allowed)}, got keyword {name!r}")
+    present = {name: value for name, value in given.items() if value is not None}
+    return AttentionOptions(**{name: _of_keyword(name, value) for name, value in present.items()})
+
+
+def _of_keyword(name: str, value: Any) -> Any:
+    kind = OPTIONS[name].kind
+    if kind in FROM_FILES:
+        array = array_of(value, name)
+        return np.atleast_1d(array).astype(np.float64) if kind is Kind.LOGITS else array
+    if kind is Kind.LENGTHS:
+        return whole_numbers(value)
+    if kind is Kind.CHOICE:
+        return choice_of(MaskTrue, value, name)
+    if kind is not Kind.OFFSET:
+        return value
+    if isinstance(value, str):
+        return choice_of(Corner, value, name)
+    offsets = whole_numbers(value)
+    return offsets[0] if offsets is not None and len(offsets) == 1 else offsets
+
+
+def whole_numbers(value: Any) -> tuple[int, ...] | None:
+    """One or several whole numbers of any library as a tuple of int."""
+    if value is None:
+        return None
+    array = np.atleast_1d(np.asarray(value))
+    if array.size and (array.dtype.kind not in "iu" or array.ndim > 1):
+        raise TypeError(f"expected whole numbers, got {value!r}")
+    return tuple(array.tolist())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from attncli.attention.check.candidate import Candidate, Target, read_candidate
-from attncli.attention.check.compare import Pair, compare_pair
-from attncli.attention.check.hypotheses import Check, check
+from attncli.attention.check.compare import Comparison, Pair, compare_pair
+from attncli.attention.check.hypotheses import Check, Hypothesis, check
 from attncli.attention.options import AttentionOptions, Layout
 from attncli.attention.problem import Problem
 from attncli.columns import record_of
@@ -94,3 +95,33 @@ def listed(result: Any) -> dict[str, Any]:
     """The record of a result, in which indices are lists."""
     record = record_of(result)
     return {key: list(v) if isinstance(v, tuple) else v for key, v in record.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a check found.
+
+    Attributes:
+        comparisons: one per candidate: errors, tolerance, the worst cell, where mismatches sit.
+        hypotheses: every classic mistake that was tried; none where all candidates passed.
+        problem: the checked input: sizes, scale, mask, dtype and device of the arithmetic.
+    """
+
+    comparisons: tuple[Comparison, ...]
+    hypotheses: tuple[Hypothesis, ...]
+    problem: Problem
+
+    @property
+    def passed(self) -> bool:
+        """Whether every candidate is right."""
+        return all(comparison.passed for comparison in self.comparisons)
+
+    @property
+    def mistakes(self) -> tuple[Hypothesis, ...]:
+        """The mistakes that explain every cell of every candidate."""
+        return tuple(one for one in self.hypotheses if one.matches)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was assumed, and what looks like a mistake."""
+        return self.problem.warnings

@@ -299,3 +299,44 @@ def _mean(records: list[Record], key: str) -> float | None:
     """The mean over the heads that have the value; NaN where one of them is."""
     values = [record[key] for record in records if record[key] is not None]
     return math.fsum(values) / len(values) if values else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entropies:
+    """What the chosen heads of one attention problem do.
+
+    Attributes:
+        heads: one record per batch and head, batches first, in the order asked for.
+        rows: the rows of each of them as tensors on the device of the arithmetic, with `received`,
+            the mass of each key, if that was asked for; None unless either was.
+        batches, head_indices: what was selected, as indices into the tensors.
+        problem: the checked input: sizes, scale, mask, dtype and device of the arithmetic.
+    """
+
+    heads: tuple[HeadStatistics, ...]
+    rows: tuple[HeadRows, ...] | None
+    batches: tuple[int, ...]
+    head_indices: tuple[int, ...]
+    problem: Problem
+
+    def column(self, name: str) -> torch.Tensor:
+        """One number of all heads, float64 (batches, heads) on the CPU; NaN for none.
+
+        Args:
+            name: a column of `HeadStatistics` that holds numbers, such as "entropy_bits_mean".
+
+        Raises:
+            UsageError: it does not.
+        """
+        offered = [each.key for each in columns_of(HeadStatistics) if each.key != "label"]
+        if name not in offered:
+            raise UsageError("name", f"expected one of {', '.join(offered)}, got {name!r}")
+        values = [getattr(head, name) for head in self.heads]
+        known = [float("nan") if value is None else float(value) for value in values]
+        shape = (len(self.batches), len(self.head_indices))
+        return torch.tensor(known, dtype=torch.float64).reshape(shape)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was assumed, and what looks like a mistake."""
+        return self.problem.warnings

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attncli.analysis.attention_arguments import as_array
 from attncli.analysis.tensor_files import FileGroup, groups_in
-from attncli.attention.masks.audit import MaskAudit, place
+from attncli.attention.masks.audit import MaskAudit, MaskRecord, place
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Leak, leaks
 from attncli.attention.masks.mask import HeadMask, Mask
@@ -286,3 +286,37 @@ def _values(mask: HeadMask, rows: slice, seen: NDArray[np.bool_], dtype: str) ->
     with np.errstate(over="ignore"):
         cast: NDArray[Any] = values.astype(dtype)
     return cast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedMask:
+    """A mask, and what it lets through.
+
+    Attributes:
+        description: what the mask is, in words.
+        options: options that build it, by their names in `AttentionOptions`; None if none do.
+        probably_inverted: whether True and False have probably been exchanged.
+        records: counts, one record per batch and head; one for all where they are equal.
+        mask: the mask itself, computed block by block.
+        warnings: what was assumed, and what looks like a mistake.
+    """
+
+    description: str
+    options: dict[str, Any] | None
+    probably_inverted: bool
+    records: tuple[MaskRecord, ...]
+    mask: Mask
+    warnings: tuple[str, ...]
+
+    def visible(self, batch: int = 0, head: int = 0) -> NDArray[np.bool_]:
+        """Bool (S_q, S_k): True where the query may see the key.
+
+        Raises:
+            UsageError: there is no such batch or head.
+        """
+        sizes = self.mask.sizes
+        for name, index, size in (("batch", batch, sizes.batch), ("head", head, sizes.heads)):
+            if not 0 <= index < size:
+                raise UsageError(name, f"expected 0 to {size - 1}, got {index}")
+        seen: NDArray[np.bool_] = self.mask.head(batch, head).cells(slice(None))
+        return seen

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from enum import StrEnum
 from typing import TypeVar
 
 from attncli.errors import UsageError
 
 Number = TypeVar("Number", int, float)
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def several(given: list[str] | None) -> list[str]:
@@ -104,3 +106,15 @@ def refuse_beyond_64_bits(option: str, value: int) -> None:
     """
     if not -(2**63) <= value < 2**63:
         raise UsageError(option, f"expected a whole number of 64 bits, got {value}")
+
+
+def choice_of(kind: type[Choice], value: str, where: str) -> Choice:
+    """The member of an enumeration that a string names.
+
+    Raises:
+        UsageError: there is none; lists those there are.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        raise UsageError(where, f"expected one of {', '.join(kind)}, got {value!r}") from None

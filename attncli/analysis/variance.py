@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -109,3 +110,23 @@ def fit_to(problem: Problem, given: torch.Tensor, where: str) -> ScaleFit:
         names = (f"{source} (…, {wanted})" for source, wanted in widths.items() if wanted)
         raise DataError(where, f"expected {' or '.join(names)}, got {tuple(given.shape)}")
     return min(fits, key=lambda fit: fit.unexplained)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """What the scores of every head vary by, and why.
+
+    Attributes:
+        records: one per head, the heads of batch 0 first.
+        diagnoses: a sentence for each record.
+        problem: the checked input: sizes, scale, mask, dtype and device of the arithmetic.
+    """
+
+    records: tuple[ScoreMoments, ...]
+    diagnoses: tuple[str, ...]
+    problem: Problem
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was assumed, and what looks like a mistake."""
+        return self.problem.warnings

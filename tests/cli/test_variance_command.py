@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import doctest
-import importlib
 import io
 import json
 import math
@@ -457,13 +455,6 @@ def test_python_refuses_a_mixture() -> None:
         attncli.variance([[1.0]])  # type: ignore[call-overload]
     with pytest.raises(attncli.UsageError, match="student-t"):
         attncli.variance(df=3.0)
-
-
-def test_examples_of_the_docstring() -> None:
-    module = importlib.import_module("attncli.api.variance")
-    result = doctest.testmod(module, extraglobs={"attncli": attncli})
-    assert result.attempted >= 4
-    assert result.failed == 0
 
 
 def test_formulas_in_an_encoding_without_greek() -> None:

@@ -1,0 +1,433 @@
+"""The commands for Python: tensors and keywords in, dataclasses out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
+
+import torch
+
+from attncli.analysis.attention_arguments import TensorLike, read_keywords, stored_of, whole_numbers
+from attncli.analysis.check import Checked, check_tensors, require_candidates
+from attncli.analysis.compute import Computed, ask_stages, compute_stages
+from attncli.analysis.entropy import Entropies, measure, thresholds_of
+from attncli.analysis.mask import SOFTMAX, AuditedMask, sizes_of, suspicions
+from attncli.analysis.values import choice_of
+from attncli.analysis.variance import Audited, experiment_specs, experiments
+from attncli.attention.check.candidate import Target
+from attncli.attention.masks.audit import audit as audit_mask
+from attncli.attention.masks.build import build_mask
+from attncli.attention.options import AttentionOptions, DistributionName, Layout, Precision
+from attncli.attention.problem import Problem, make_problem
+from attncli.attention.stages import select
+from attncli.attention.streaming.stream import Wanted
+from attncli.attention.variance.audit import audit, diagnosis
+from attncli.attention.variance.experiment import ExperimentRecord, ScaleRule, parse_scale_rule
+from attncli.errors import UsageError, in_python
+from attncli.files.torch_tensors import as_torch
+
+
+def compute(
+    q: TensorLike,
+    k: TensorLike,
+    v: TensorLike = None,
+    *,
+    stages: str | Sequence[str] | None = None,
+    rows: int | Sequence[int] | None = None,
+    head_index: int | Sequence[int] | None = None,
+    batch_index: int | Sequence[int] | None = None,
+    layout: Layout | str = Layout.BHSD,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    precision: Precision | str = Precision.AUTO,
+    device: str = "auto",
+    allow_nonfinite: bool = False,
+    **options: Any,
+) -> Computed:
+    """Compute attention stage by stage, for everything or for chosen batches, heads and queries.
+
+    >>> result = attncli.compute([[2.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[0.0], [1.0]], scale=1)
+    >>> result.stages["weights"]
+    tensor([[[[0.8808, 0.1192]]]], dtype=torch.float64)
+    >>> result.stages["output"].item()
+    0.11920292202211755
+    >>> result.statistics["scaled"].max
+    2.0
+
+    Args:
+        q: (S_q, d_k), (H, S_q, d_k) or (B, H, S_q, d_k), or as `layout` says: a torch tensor, a
+            NumPy array or nested lists, of any real dtype.
+        k: like q, with S_k in the place of S_q and H_kv in the place of H.
+        v: like k, with d_v in the place of d_k; None leaves out the stage `output`.
+        stages: some of `scores`, `scaled`, `capped`, `masked`, `weights`, `output`; None for all
+            that there are. A stage over keys takes batches × heads × rows × S_k numbers.
+        rows: queries to compute, negative ones counted from the end; None for all.
+        head_index: query heads, likewise.
+        batch_index: batches, likewise.
+        layout: "bhsd", "bshd" for (B, S, H, d), or "bsh" for packed (B, S, H·d).
+        heads: H, needed where the layout packs heads, checked elsewhere.
+        kv_heads: H_kv, likewise; None means `heads`.
+        precision: dtype of the arithmetic: "float32", "float64", or "auto", which is float64
+            for float64 input or up to 2²⁶ scores.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        allow_nonfinite: whether NaN and inf in Q, K and V are let through, as IEEE says.
+        options: any field of `AttentionOptions`: causal=True, attn_mask=mask, key_lengths=[5, 3], …
+
+    Raises:
+        DataError: shapes that do not fit each other, or NaN and inf that are not allowed.
+        UsageError: options that make no sense, or do not fit the shapes.
+        ResourceError: a device that is not there, or more memory than there is.
+    """
+    problem = as_problem(
+        q, k, v, read_keywords(options), layout, heads, kv_heads, precision, device, allow_nonfinite
+    )
+    asked = ask_stages(
+        problem,
+        [stages] if isinstance(stages, str) else stages,
+        option="stages",
+        batches=whole_numbers(batch_index),
+        heads=whole_numbers(head_index),
+        rows=whole_numbers(rows),
+    )
+    return compute_stages(asked)
+
+
+@torch.no_grad()
+def entropy(
+    q: TensorLike,
+    k: TensorLike,
+    v: TensorLike = None,
+    *,
+    per_row: bool = False,
+    per_key: bool = False,
+    sink_keys: int = 1,
+    label_limits: Mapping[str, float] | None = None,
+    head_index: int | Sequence[int] | None = None,
+    batch_index: int | Sequence[int] | None = None,
+    layout: Layout | str = Layout.BHSD,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    precision: Precision | str = Precision.AUTO,
+    device: str | None = None,
+    allow_nonfinite: bool = False,
+    **options: Any,
+) -> Entropies:
+    """Measure every head, or chosen ones, without ever holding S_q × S_k numbers.
+
+    Nothing is recorded for gradients, so that it may be called inside a training loop.
+
+    >>> found = attncli.entropy([[0.0], [0.0]], [[1.0], [2.0]], causal=True)
+    >>> found.heads[0].entropy_bits_mean
+    0.5
+    >>> found.column("max_weight_mean")
+    tensor([[0.7500]], dtype=torch.float64)
+
+    Args:
+        q, k, layout, heads, kv_heads, precision, allow_nonfinite: as for `attncli.compute`.
+        v: likewise; checked, but it has no influence.
+        per_row: whether to keep the statistics of every row.
+        per_key: whether to compute the mass that every key receives; costs a second pass.
+        sink_keys: how many of the first keys the sink mass is the weight of.
+        label_limits: score from which on a head gets a label, by its name ("previous-token").
+        head_index: query heads to compute, negative ones counted from the end; None for all.
+        batch_index: batches, likewise.
+        device: "auto", "cpu", "cuda" or "cuda:N"; None means where q is.
+        options: any field of `AttentionOptions`: causal=True, attn_mask=mask, key_lengths=[5, 3], …
+
+    Raises:
+        DataError: shapes that do not fit each other, or NaN and inf that are not allowed.
+        UsageError: options that make no sense, or do not fit the shapes.
+        ResourceError: a device that is not there.
+    """
+    thresholds = thresholds_of(label_limits or {}, "label_limits")
+    problem = as_problem(
+        q, k, v, read_keywords(options), layout, heads, kv_heads, precision, device, allow_nonfinite
+    )
+    selection = select(problem, whole_numbers(batch_index), whole_numbers(head_index))
+    wanted = Wanted(top_key=per_row, per_key=per_key, sink_keys=sink_keys)
+    found, kept = [], []
+    for rows, statistics in measure(problem, selection, wanted, thresholds):
+        found.append(statistics)
+        if per_row or per_key:
+            kept.append(rows)
+    return Entropies(
+        heads=tuple(found),
+        rows=tuple(kept) if per_row or per_key else None,
+        batches=selection.batches,
+        head_indices=selection.heads,
+        problem=problem,
+    )
+
+
+def mask(
+    q_len: int | None = None,
+    k_len: int | None = None,
+    *,
+    batch: int | None = None,
+    heads: int | None = None,
+    **options: Any,
+) -> AuditedMask:
+    """Build a mask from options, count what it lets through, and say what it is.
+
+    >>> attncli.mask(4, causal=True, left_window=1).records[0].kept
+    7
+    >>> attncli.mask(attn_mask=numpy.tri(4, dtype=bool)).options
+    {'causal': True}
+
+    Args:
+        q_len: S_q; None for what the masks say, or S_k.
+        k_len: S_k; None for what the masks say, or S_q, or 8.
+        batch: B; None for what masks and lengths per batch say, or 1.
+        heads: H; None for what `attn_mask` says, or 1.
+        options: the fields of `AttentionOptions` that shape a mask; numbers may stand for tuples
+            of one, and lists, NumPy arrays or torch tensors for arrays.
+
+    Raises:
+        TypeError: a keyword that is no option of a mask.
+        UsageError: options that make no sense, or do not fit the sizes.
+        DataError: a mask of the wrong shape or values.
+    """
+    known = read_keywords(options, without=SOFTMAX)
+    said = {"batch": batch, "heads": heads, "q_len": q_len, "k_len": k_len}
+    built = build_mask(known, sizes_of(known, said))
+    judged = audit_mask(built)
+    return AuditedMask(
+        description=judged.description,
+        options=judged.recognition.options,
+        probably_inverted=judged.recognition.probably_inverted,
+        records=judged.records,
+        mask=built,
+        warnings=tuple(map(in_python, (*built.warnings, *suspicions(judged)))),
+    )
+
+
+@overload
+def variance(
+    q: TensorLike,
+    k: TensorLike,
+    *,
+    layout: Layout | str = Layout.BHSD,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    precision: Precision | str = Precision.AUTO,
+    device: str = "auto",
+    allow_nonfinite: bool = False,
+    **options: Any,
+) -> Audited: ...
+
+
+@overload
+def variance(
+    *,
+    dk: int | Sequence[int] = 64,
+    samples: int = 100_000,
+    keys: int = 8,
+    dist: DistributionName | str = DistributionName.NORMAL,
+    mean: float | None = None,
+    std: float | None = None,
+    correlation: float = 0.0,
+    df: float | None = None,
+    scale_rule: ScaleRule | str | float | Sequence[ScaleRule | str | float] = ScaleRule.SQRT,
+    temperatures: float | Sequence[float] = 1.0,
+    seed: int = 0,
+) -> tuple[ExperimentRecord, ...]: ...
+
+
+def variance(q: TensorLike = None, k: TensorLike = None, **keywords: Any) -> Any:
+    """Measure the variance of q·k: of tensors exactly, in linear time, or of random draws.
+
+    With tensors the result says what the variance of all visible scores of every head is made of.
+    Without, it is an experiment: variance against theory, and softmax with and without the scale.
+
+    >>> audited = attncli.variance([[3.0], [1.0]], [[1.0], [0.0]])
+    >>> audited.records[0].var
+    1.5
+    >>> audited.diagnoses[0].split(":")[0]
+    'queries share a mean'
+    >>> [round(record.scaled_var) for record in attncli.variance(dk=[16, 256], samples=10_000)]
+    [1, 1]
+
+    Args:
+        q, k, layout, heads, kv_heads, precision, device: as for `attncli.compute`.
+        allow_nonfinite: whether NaN and inf are let through; what they reach is None.
+        options: any field of `AttentionOptions`: causal=True, scale=0.1, key_lengths=[5, 3], …
+            What comes after the scaled scores (soft cap, biases, sinks) changes nothing.
+        dk: without tensors, width of queries and keys; several for a sweep.
+        samples: number of dot products for each d_k.
+        keys: keys of each query.
+        dist: "normal", "uniform" on [0, 1), "rademacher", "laplace" or "student-t".
+        mean: of an entry of Q and K; None for the distribution's own.
+        std: of an entry; likewise.
+        correlation: between the entries of a query and its keys, −1 to 1.
+        df: degrees of freedom of student-t; None for 10.
+        scale_rule: "sqrt", "linear", "none", "log-n" or a number; several side by side.
+        temperatures: divide the scaled scores; several side by side.
+        seed: of the draws.
+
+    Raises:
+        DataError: shapes that do not fit each other, or NaN and inf that are not allowed.
+        ResourceError: a device that is not there, or more memory than there is.
+        TypeError: keywords of audits without tensors, or of experiments with them.
+        UsageError: options that make no sense, or do not fit the shapes.
+    """
+    if q is None and k is None:
+        return _experiments(**keywords)
+    if q is None or k is None:
+        raise UsageError("q" if q is None else "k", "expected q and k, got one of them")
+    return _audited(q, k, **keywords)
+
+
+def _experiments(
+    *,
+    dk: int | Sequence[int] = 64,
+    dist: DistributionName | str = DistributionName.NORMAL,
+    scale_rule: ScaleRule | str | float | Sequence[ScaleRule | str | float] = ScaleRule.SQRT,
+    temperatures: float | Sequence[float] = 1.0,
+    **others: Any,
+) -> tuple[ExperimentRecord, ...]:
+    """The records of every d_k, those of one d_k for every rule and temperature."""
+    specs = experiment_specs(
+        _listed(dk),
+        [parse_scale_rule(str(rule)) for rule in _listed(scale_rule)],
+        [float(temperature) for temperature in _listed(temperatures)],
+        dist=choice_of(DistributionName, dist, "dist"),
+        **others,
+    )
+    return tuple(experiments(specs))
+
+
+def _listed(value: Any) -> list[Any]:
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    return list(value) if several else [value]
+
+
+def _audited(
+    q: TensorLike,
+    k: TensorLike,
+    *,
+    layout: Layout | str = Layout.BHSD,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    precision: Precision | str = Precision.AUTO,
+    device: str = "auto",
+    allow_nonfinite: bool = False,
+    **options: Any,
+) -> Audited:
+    """The audit of every head."""
+    attention_options = read_keywords(options)
+    problem = as_problem(
+        q, k, None, attention_options, layout, heads, kv_heads, precision, device, allow_nonfinite
+    )
+    records = tuple(audit(problem))
+    return Audited(records=records, diagnoses=tuple(map(diagnosis, records)), problem=problem)
+
+
+def check(
+    q: TensorLike,
+    k: TensorLike,
+    v: TensorLike = None,
+    *,
+    actual_output: TensorLike = None,
+    actual_weights: TensorLike = None,
+    actual_logsumexp: TensorLike = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    layout: Layout | str = Layout.BHSD,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    precision: Precision | str = Precision.FLOAT64,
+    device: str = "auto",
+    allow_nonfinite: bool = False,
+    **options: Any,
+) -> Checked:
+    """Compare what a program computed with the reference, and name the mistake if it differs.
+
+    >>> q = k = v = [[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
+    >>> uncaused = attncli.compute(q, k, v).stages["output"]
+    >>> result = attncli.check(q, k, v, actual_output=uncaused, causal=True)
+    >>> result.passed
+    False
+    >>> [(mistake.name, mistake.options) for mistake in result.mistakes]
+    [('causal:missing', '--no-causal')]
+
+    Args:
+        q, k, layout, heads, kv_heads, device, allow_nonfinite: as for `attncli.compute`.
+        v: likewise; needed to check an output.
+        actual_output: (B, H, S_q, d_v), or as `layout` says; leading axes of length 1 may be
+            left out, here and below.
+        actual_weights: (B, H, S_q, S_k).
+        actual_logsumexp: (B, H, S_q), of the visible keys, in nats.
+        rtol: relative tolerance; None for that of each candidate's dtype.
+        atol: absolute tolerance, likewise.
+        precision: dtype of the reference: "float64", "float32", or "auto" for what `compute` uses.
+        options: any field of `AttentionOptions`: causal=True, attn_mask=mask, key_lengths=[5, 3], …
+
+    Raises:
+        DataError: shapes that do not fit each other, or NaN and inf that are not allowed.
+        UsageError: no candidate, or options that make no sense or do not fit the shapes.
+        ResourceError: a device that is not there.
+    """
+    given = {
+        Target.OUTPUT: actual_output,
+        Target.WEIGHTS: actual_weights,
+        Target.LOGSUMEXP: actual_logsumexp,
+    }
+    actual = {
+        target: as_tensor(values, f"actual_{target}")
+        for target, values in given.items()
+        if values is not None
+    }
+    require_candidates(actual, rtol, atol)
+    declared, order = read_keywords(options), choice_of(Layout, layout, "layout")
+    problem = as_problem(
+        q, k, v, declared, order, heads, kv_heads, precision, device, allow_nonfinite
+    )
+    found = check_tensors(problem, declared, actual, order, rtol=rtol, atol=atol)
+    return Checked(comparisons=found.comparisons, hypotheses=found.hypotheses, problem=problem)
+
+
+def as_tensor(values: TensorLike, role: str) -> torch.Tensor:
+    """A torch tensor of the same values, dtype and device, sharing memory where that works.
+
+    Args:
+        values: a torch tensor, a NumPy array of any strides and byte order (bfloat16 and float8
+            of `ml_dtypes` included), or nested lists of numbers.
+        role: name for messages: "q", "k", "v".
+
+    Raises:
+        DataError: complex numbers, objects, strings, or lists of uneven lengths.
+    """
+    if isinstance(values, torch.Tensor):
+        return values.detach()
+    return as_torch(stored_of(values, role))
+
+
+def as_problem(
+    q: TensorLike,
+    k: TensorLike,
+    v: TensorLike,
+    options: AttentionOptions,
+    layout: Layout | str,
+    heads: int | None,
+    kv_heads: int | None,
+    precision: Precision | str,
+    device: str | None,
+    allow_nonfinite: bool,
+) -> Problem:
+    """A checked problem from what a caller gave; arguments and errors as for `make_problem`.
+
+    A `device` of None means where q is.
+    """
+    queries = as_tensor(q, "q")
+    return make_problem(
+        queries,
+        as_tensor(k, "k"),
+        None if v is None else as_tensor(v, "v"),
+        options,
+        layout=choice_of(Layout, layout, "layout"),
+        heads=heads,
+        kv_heads=kv_heads,
+        precision=choice_of(Precision, precision, "precision"),
+        device=str(queries.device) if device is None else device,
+        allow_nonfinite=allow_nonfinite,
+    )

@@ -1,1 +1,0 @@
-"""The Python side of the commands: tensors and keywords in, dataclasses out."""
