@@ -143,6 +143,31 @@ def test_other_outputs_are_never_right(keys: int, dtype: torch.dtype) -> None:
         assert found.heads_off, name
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_weights_of_zero_are_never_right(dtype: torch.dtype) -> None:
+    problem, _ = even_attention(65_536, dtype)
+    right = torch.full((1, 1, 8, 65_536), 1 / 65_536).to(dtype)
+    assert compared(problem, AttentionOptions(), Target.WEIGHTS, right).passed
+    for other in (torch.zeros_like(right), right * 2):
+        found = compared(problem, AttentionOptions(), Target.WEIGHTS, other)
+        assert found.mismatches == found.cells
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_right_weights_pass(dtype: torch.dtype) -> None:
+    for seed in range(12):
+        problem, options, _ = kernel_output(seed, dtype)
+        group = problem.sizes.heads // problem.kv_heads
+        logits = problem.q.float() @ problem.k.repeat_interleave(group, 1).float().mT
+        every = np.arange(problem.sizes.q_len), slice(None)
+        bias = problem.mask.bias(slice(None), slice(None), *every)
+        visible = torch.from_numpy(problem.mask.visible(slice(None), slice(None), *every))
+        logits = logits / math.sqrt(problem.dk) + (0 if bias is None else torch.from_numpy(bias))
+        weights = logits.float().masked_fill(~visible, -math.inf).softmax(-1).to(dtype)
+        found = compared(problem, options, Target.WEIGHTS, weights)
+        assert found.passed, (seed, found.explanation)
+
+
 def test_zeros_beside_one_outlier_are_off() -> None:
     """The very case in which a bound by the largest |V| of the head calls zeros right."""
     problem, right = even_attention(4096, torch.float16)

@@ -11,7 +11,7 @@ from attncli.attention.check.candidate import Candidate, Target
 from attncli.attention.check.locations import ErrorLocations, RowErrors, why_broken
 from attncli.attention.check.tolerance import Tolerance, unit_roundoff
 from attncli.attention.check.variant import Variant, right_variant
-from attncli.attention.check.walk import Errors, ErrorSums, cells_of, difference, errors_of
+from attncli.attention.check.walk import DetailedSums, Errors, cells_of, difference, errors_of
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem
 from attncli.columns import column
@@ -124,12 +124,12 @@ class _Gathered:
     """A candidate, or the difference of two, on its way through the parts."""
 
     candidate: Candidate
-    sums: ErrorSums
+    sums: DetailedSums
     rows: RowErrors
 
     @classmethod
     def of(cls, candidate: Candidate, problem: Problem) -> _Gathered:
-        return cls(candidate, ErrorSums.of(candidate), RowErrors.of(candidate, problem))
+        return cls(candidate, DetailedSums.of(candidate), RowErrors.of(candidate, problem))
 
 
 def compare(
@@ -281,13 +281,13 @@ def _finish(gathered: _Gathered, variant: Variant, tolerance: Tolerance) -> Comp
     )
 
 
-def _share(sums: ErrorSums) -> str:
+def _share(sums: DetailedSums) -> str:
     wrong, cells = sums.mismatches, sums.cells
     share = f"{wrong / cells:.2%}" if cells and wrong / cells >= 1e-4 else "less than 0.01%"
     return f"{wrong} of {cells} cells are off" + (f" ({share})" if wrong else "")
 
 
-def _notes(sums: ErrorSums) -> tuple[str, ...]:
+def _notes(sums: DetailedSums) -> tuple[str, ...]:
     if not sums.forgiven:
         return ()
     rows = f"{sums.forgiven} row{'s' * (sums.forgiven > 1)}"

@@ -247,7 +247,11 @@ def _precision(evidence: Evidence) -> list[Hypothesis]:
     found: list[Hypothesis] = []
     for dtype, places in _ROUNDED.items():
         results = [
-            judge(replace(base, half=HalfPrecision(dtype, at)), evidence, evidence.quick_rows)
+            judge(
+                replace(base, half_precision=HalfPrecision(dtype, at)),
+                evidence,
+                evidence.quick_rows,
+            )
             for at in places
         ]
         best = max(results, key=lambda one: one.share_of_ratios(before) or -1.0)

@@ -83,7 +83,7 @@ class RowErrors:
         self.empty[place] = expected.empty[..., 0].cpu()
         if expected.visible.shape[-1]:
             self.cut[place] = ~(expected.visible[..., :1] | expected.empty)[..., 0].cpu()
-            self.seen[part.batch] |= expected.visible.flatten(1, 2).any(1).cpu()
+            self.seen[part.batch] |= expected.seen.any(1).cpu()
         if not bool(errors.wrong.any()):
             return
         self.wrong[place] = errors.wrong.sum(-1).cpu()

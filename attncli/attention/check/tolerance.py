@@ -1,14 +1,15 @@
 """How far an honest kernel may be off, cell by cell.
 
 With u the unit roundoff of the candidate's dtype, u₃₂ that of the arithmetic of its logits
-(2⁻²⁴, also beside float16 and bfloat16; 2⁻⁵³ beside float64), L_i the largest |logit| of row i,
-or ‖q_i‖·max‖k_j‖·|scale| where that is more, since the terms of a score that cancel are rounded
-too, and a_ic = Σ_j w_ij·|v_jc| of the very cell, |actual − expected| may be
+(2⁻²⁴, also beside float16 and bfloat16; 2⁻⁵³ beside float64), L_i = ‖q_i‖·max‖k_j‖·|scale| over
+the visible keys, which no |score| exceeds, nor the terms of one that cancel and are rounded too,
+or the largest |logit| where a bias makes that more, and a_ic = Σ_j w_ij·|v_jc| of the very cell,
+|actual − expected| may be
 
     target      of |expected|                  beside it
     output      2u                             a_ic·(u + 4·u₃₂·(1 + L_i)), for float16 plus
                                                2⁻²⁵·Σ_j |v_jc| of the visible keys
-    weights     2u + 8·u₃₂·(1 + L_i)           u², at least the dtype's smallest number
+    weights     2u + 8·u₃₂·(1 + L_i)           u² of the row's largest, and the smallest number
     logsumexp   2u                             4·u₃₂·(1 + L_i + ln S_k)
 
     dtype       u
@@ -42,8 +43,6 @@ from attncli.attention.problem import Problem
 _LOGIT_ROUNDINGS = 4.0
 # Half the distance of float16's subnormal numbers.
 _SUBNORMAL_ERROR = 2.0**-25
-# Beyond so many nats below a row's maximum a weight is too small for its rounding to be seen.
-_FAR_BELOW = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +83,16 @@ class Tolerance:
         unit, inner = unit_roundoff(candidate.dtype), self._of_logits(candidate)
         size = expected.of(candidate.target).to(torch.float64).abs().nan_to_num(0.0, 0.0, 0.0)
         own = (2 * unit if self.rtol is None else self.rtol) * size
+        logit = 1 + expected.logit_size.to(torch.float64).nan_to_num(0.0, 0.0)  # (b, h, R, 1)
         if self.rtol is None and candidate.target is Target.WEIGHTS:
-            logit = torch.maximum(largest_logit(expected), expected.logits.abs().nan_to_num(0, 0))
-            own = own + 2 * inner * (1 + logit) * size
+            far = expected.logits.abs().nan_to_num(0.0, 0.0)
+            own = own + 2 * inner * torch.maximum(logit, 1 + far) * size
         if self.atol is not None:
             return own + self.atol, None
         if candidate.target is Target.WEIGHTS:
+            largest = size.amax(-1, keepdim=True) if size.shape[-1] else 0.0
             smallest = torch.finfo(candidate.dtype).smallest_normal * 2 * unit
-            return own + max(unit * unit, smallest), None
-        logit = 1 + largest_logit(expected)  # (b, h, R, 1)
+            return own + unit * unit * largest + smallest, None
         if candidate.target is Target.LOGSUMEXP:
             keys = math.log(max(1, expected.weights.shape[-1]))
             return own + inner * (logit + keys), None
@@ -104,15 +104,20 @@ class Tolerance:
         """`bounds` of an output, of c_i (b, h, R, 1)."""
         assert expected.output is not None
         assert expected.v is not None
-        weights, v = _finite(expected.weights), _finite(expected.v)
-        off = weights * rounding  # (b, h, R, S_k), how far each weight may be off
+        output, v = (_finite(one.to(torch.float64)) for one in (expected.output, expected.v))
+        weights = expected.weights.to(torch.float64)
+        if not bool((torch.isfinite(expected.logsumexp) | expected.empty).all()):
+            weights = _finite(weights)
         if candidate.dtype == torch.float16:
-            off = off + _SUBNORMAL_ERROR * expected.visible
-        allowed = own + off @ v.abs()
+            off = weights * rounding + _SUBNORMAL_ERROR * expected.visible  # (b, h, R, S_k)
+            allowed, of_keys = own + off @ v.abs(), off.square().sum(2)  # (b, h, S_k)
+        else:
+            allowed = own + rounding * (weights @ v.abs())
+            of_keys = (rounding.square().mT @ weights.square())[:, :, 0]
         if self.rtol is not None:
             return allowed, None
-        of_keys = (off.square().sum(2) * v.square().sum(-1)).sum(-1)  # (b, h)
-        return allowed, of_keys + (rounding * _finite(expected.output)).square().sum((2, 3))
+        own_rounding = (rounding * output).square().sum((2, 3))
+        return allowed, own_rounding + (of_keys * v.square().sum(-1)).sum(-1)
 
     def _of_logits(self, candidate: Candidate) -> float:
         """4·u₃₂, of the candidate's arithmetic or of ours, whichever is coarser."""
@@ -125,18 +130,6 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def largest_logit(expected: Expected) -> torch.Tensor:
-    """L_i, float64 (b, h, R, 1), of keys whose weight is not too small for rounding to be seen."""
-    logits = expected.logits
-    if not logits.shape[-1]:
-        return logits.new_zeros(*logits.shape[:-1], 1, dtype=torch.float64)
-    near = logits >= logits.amax(-1, keepdim=True) - _FAR_BELOW
-    largest = torch.where(near, logits.abs(), 0.0).amax(-1, keepdim=True)
-    size = torch.maximum(largest, expected.terms)
-    return size.to(torch.float64).nan_to_num(0.0, 0.0, 0.0)
-
-
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
-    """Float64, without NaN and inf; the same tensor where it holds none."""
-    exact = tensor.to(torch.float64)
-    return exact if math.isfinite(float(exact.sum())) else exact.nan_to_num(0.0, 0.0, 0.0)
+    """The same without NaN and inf."""
+    return tensor if math.isfinite(float(tensor.sum())) else tensor.nan_to_num(0.0, 0.0, 0.0)

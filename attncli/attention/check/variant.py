@@ -25,6 +25,8 @@ BLOCK_CELLS = 1 << 18
 # Keys and values are cast once per block: long ones want more rows to be worth it, up to 32 MiB.
 _MOST_CELLS = 1 << 22
 _ROWS_PER_CAST = 256
+# Beyond so many nats below a row's maximum a weight is too small for its rounding to be seen.
+_FAR_BELOW = 50.0
 
 
 class SoftmaxOver(StrEnum):
@@ -66,7 +68,7 @@ class Variant:
         heads_averaged: every head uses the mean of all heads' weights.
         value_heads: the value head of each query head; None for the right ones.
         layout_error: how the candidate's output was laid out wrongly; None if it was not.
-        half: where scores were rounded to half precision; None for nowhere.
+        half_precision: where scores were rounded to half precision; None for nowhere.
     """
 
     problem: Problem
@@ -76,7 +78,7 @@ class Variant:
     heads_averaged: bool = False
     value_heads: tuple[int, ...] | None = None
     layout_error: LayoutError | None = None
-    half: HalfPrecision | None = None
+    half_precision: HalfPrecision | None = None
     # Column sums of a softmax over queries need every row: found once. Not copied by `replace`.
     _columns: dict[int, torch.Tensor] = field(init=False, default_factory=dict, compare=False)
 
@@ -127,9 +129,10 @@ class Expected:
         logsumexp: (b, h, R, 1).
         empty: bool (b, h, R, 1), True for a query that sees no key.
         logits: (b, h, R, S_k), what the softmax was given, −inf at invisible cells.
-        terms: (b, h, R, 1), ‖q‖·‖k‖·|scale| of the longest key that is seen: how large the terms
-            may be that scaled scores are summed of.
+        logit_size: (b, h, R, 1), what no |logit| of the row exceeds, nor the terms that it is
+            summed of: ‖q‖·|scale| times the largest ‖k‖ that is seen, or more beside a bias.
         visible: bool (b, h, R, S_k).
+        seen: bool (b, h, S_k), keys that some of the rows see.
         v: (b, h, S_k, d_v), the values of each head; None without an output.
     """
 
@@ -138,8 +141,9 @@ class Expected:
     logsumexp: torch.Tensor
     empty: torch.Tensor
     logits: torch.Tensor
-    terms: torch.Tensor
+    logit_size: torch.Tensor
     visible: torch.Tensor
+    seen: torch.Tensor
     v: torch.Tensor | None
 
     def of(self, target: Target) -> torch.Tensor:
@@ -212,7 +216,7 @@ def evaluate(variant: Variant, part: Part, *, with_output: bool = True) -> Expec
     problem = variant.problem
     heads = range(*part.head.indices(problem.sizes.heads))
     visible, bias = _mask_of(variant, part)
-    found, terms = _logits(variant, part, visible, bias)
+    found, size = _logits(variant, part, visible, bias)
     soft = _softmax(variant, part, found, visible)
     weights = soft.weights
     if variant.heads_averaged:
@@ -221,15 +225,15 @@ def evaluate(variant: Variant, part: Part, *, with_output: bool = True) -> Expec
     if with_output and problem.v is not None:
         chosen = variant.value_heads or [problem.kv_head(h) for h in range(problem.sizes.heads)]
         v = _heads_of(problem, problem.v, part.batch, [chosen[head] for head in heads])
-    seen = visible.expand(weights.shape)
     bare = Expected(
         output=None,
         weights=weights,
         logsumexp=soft.logsumexp[..., None],
         empty=soft.empty[..., None],
         logits=found.masked,
-        terms=terms,
-        visible=seen,
+        logit_size=size,
+        visible=visible.expand(weights.shape),
+        seen=visible.any(-2).expand(weights.shape[0], weights.shape[1], -1),
         v=v,
     )
     return bare.with_weights(weights)
@@ -250,7 +254,7 @@ def _mask_of(variant: Variant, part: Part) -> tuple[torch.Tensor, torch.Tensor |
 def _logits(
     variant: Variant, part: Part, visible: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[steps.Logits, torch.Tensor]:
-    """What the softmax is given, and the size of the terms of its scores (b, h, R, 1)."""
+    """What the softmax is given, and how large logits and their terms are (b, h, R, 1)."""
     problem = variant.problem
     shared = [problem.kv_head(h) for h in range(*part.head.indices(problem.sizes.heads))]
     if variant.softmax is SoftmaxOver.ALL_KEYS:
@@ -260,10 +264,10 @@ def _logits(
         visible = torch.ones_like(visible) if bias is None else bias != -math.inf
     q = problem.cast(problem.q[part.batch, part.head][:, :, part.rows])  # (b, h, R, d_k)
     k = _heads_of(problem, problem.k, part.batch, shared)
-    if variant.half is None:
+    if variant.half_precision is None:
         scores, scale, temperature = q @ k.transpose(-1, -2), problem.scale, problem.temperature
     else:
-        scores = _in_half(variant.half, q, k, problem.scale / problem.temperature)
+        scores = _in_half(variant.half_precision, q, k, problem.scale / problem.temperature)
         scale = temperature = 1.0
     found = steps.logits_of_scores(
         scores,
@@ -275,11 +279,19 @@ def _logits(
     )
     lengths = torch.where(visible.any(-2), k.norm(dim=-1), 0.0)  # (b, h, S_k)
     longest = lengths.amax(-1)[..., None, None] if lengths.shape[-1] else lengths.new_zeros(1)
-    terms = q.norm(dim=-1, keepdim=True) * longest * abs(problem.scale / problem.temperature)
+    size = q.norm(dim=-1, keepdim=True) * longest * abs(problem.scale / problem.temperature)
+    if bias is not None and lengths.shape[-1]:
+        size = torch.maximum(size, _largest(found.masked))
     if variant.cap_after_mask and problem.softcap is not None:
         capped = problem.softcap * torch.tanh(found.masked / problem.softcap)
         found = replace(found, masked=capped, visible=torch.ones_like(found.visible))
-    return found, terms
+    return found, size
+
+
+def _largest(masked: torch.Tensor) -> torch.Tensor:
+    """The largest |logit| of each row (b, h, R, 1), of keys with a weight that could be seen."""
+    near = masked >= masked.amax(-1, keepdim=True) - _FAR_BELOW
+    return torch.where(near, masked.abs(), 0.0).amax(-1, keepdim=True).nan_to_num(0.0, 0.0)
 
 
 def _in_half(half: HalfPrecision, q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:

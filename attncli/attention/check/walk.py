@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
+import numpy as np
 import torch
 
 from attncli.attention.check.candidate import Candidate, Target
@@ -132,79 +134,68 @@ class ErrorSums:
     """Errors of one candidate, gathered part by part.
 
     Attributes:
-        heads_squares, heads_explained, heads_expected: float64 (B, H), Σ error², Σ of what
-            rounding explains of it, and Σ expected², over the finite cells of each head.
+        squares, explained, sizes: float64 (B, H), Σ error², Σ of what rounding explains of it,
+            and Σ expected², over the finite cells of each head.
         cells, finite, mismatches: cells looked at, finite in both, beyond the tolerance.
-        max_abs, max_rel: over finite cells; `broken` says whether others are out of place.
-        products, actual_squares: Σ actual·expected and Σ actual², over finite cells.
+        max_abs: largest error of finite cells.
+        broken: whether NaN or inf is out of place.
         ratios: Σ (error / allowed)² over cells.
-        n_nan, n_posinf, n_neginf: of the candidate.
-        forgiven: rows without a key whose log-sum-exp is +∞.
         judged: whether what rounding explains is known.
-        worst_error: of the cell furthest off, inf where one of both is not finite and should be;
-            −1 before the first cell.
-        worst: (batch, head, row, column), actual, expected and allowed there.
     """
 
-    heads_squares: torch.Tensor
-    heads_explained: torch.Tensor
-    heads_expected: torch.Tensor
+    squares: torch.Tensor
+    explained: torch.Tensor
+    sizes: torch.Tensor
     cells: int = 0
     finite: int = 0
     mismatches: int = 0
     max_abs: float = 0.0
-    max_rel: float = 0.0
     broken: bool = False
-    products: float = 0.0
-    actual_squares: float = 0.0
     ratios: float = 0.0
-    n_nan: int = 0
-    n_posinf: int = 0
-    n_neginf: int = 0
-    forgiven: int = 0
     judged: bool = False
-    worst_error: float = -1.0
-    worst: tuple[tuple[int, ...], float, float, float] | None = None
 
     @classmethod
-    def of(cls, candidate: Candidate) -> ErrorSums:
+    def of(cls, candidate: Candidate) -> Self:
         """Empty ones for a candidate."""
         zeros = torch.zeros(candidate.values.shape[:2], dtype=torch.float64)
         return cls(zeros, zeros.clone(), zeros.clone())
 
-    def add(self, errors: Errors, part: Part) -> None:
-        """Take in a block whose rows and heads are those of the part."""
-        error, a, e = errors.error, errors.actual, errors.expected
-        self.forgiven += errors.forgiven
-        if not error.numel():
-            return
-        self.cells += error.numel()
-        self.mismatches += int(errors.wrong.sum())
-        self._keep_worst(errors, part)
-        out_of_place = ~(torch.isfinite(a) & torch.isfinite(e))
-        if bool(out_of_place.any()):
-            self._count_nonfinite(a)
-            self.broken |= bool(torch.isinf(error).any())
-            self.finite -= int(out_of_place.sum())
-            a, e, error = (torch.where(out_of_place, 0.0, one) for one in (a, e, error))
-        self.finite += error.numel()
+    def add(self, errors: Errors, part: Part) -> Errors:
+        """Take in a block whose rows and heads are those of the part.
+
+        Returns:
+            The same, with 0 in the place of both values where one of them is not finite.
+        """
         place = (part.batch, part.head)
-        self.heads_squares[place] += (error * error).sum((2, 3)).cpu()
-        self.heads_expected[place] += (e * e).sum((2, 3)).cpu()
+        self.cells += errors.error.numel()
+        self.mismatches += int(errors.wrong.sum())
+        if not math.isfinite(float(errors.actual.sum()) + float(errors.expected.sum())):
+            errors = self._finite(errors)
+        self.finite += errors.error.numel()
         if errors.explained is not None:
             self.judged = True
-            self.heads_explained[place] += errors.explained.cpu()
-        self.products += float((a * e).sum())
-        self.actual_squares += float((a * a).sum())
-        self.max_abs = max(self.max_abs, float(error.max()))
-        self.max_rel = max(self.max_rel, float((error / e.abs()).nan_to_num(0, 0, 0).max()))
-        ratio = (error / errors.allowed).nan_to_num(0.0).clamp(max=_HUGE)
-        self.ratios += float((ratio * ratio).sum())
+            self.explained[place] += errors.explained.cpu()
+        if errors.error.numel():
+            self.squares[place] += errors.error.square().sum((2, 3)).cpu()
+            self.sizes[place] += errors.expected.square().sum((2, 3)).cpu()
+            self.max_abs = max(self.max_abs, float(errors.error.max()))
+            ratio = (errors.error / errors.allowed).nan_to_num(0.0).clamp(max=_HUGE)
+            self.ratios += float(ratio.square().sum())
+        return errors
+
+    def _finite(self, errors: Errors) -> Errors:
+        finite = torch.isfinite(errors.actual) & torch.isfinite(errors.expected)
+        self.broken |= bool(torch.isinf(errors.error).any())
+        self.finite -= int((~finite).sum())
+        a, e, error = (
+            torch.where(finite, one, 0.0) for one in (errors.actual, errors.expected, errors.error)
+        )
+        return replace(errors, actual=a, expected=e, error=error)
 
     @property
     def rms(self) -> float:
         """√ of the mean squared error over finite cells."""
-        return math.sqrt(float(self.heads_squares.sum()) / self.finite) if self.finite else 0.0
+        return math.sqrt(float(self.squares.sum()) / self.finite) if self.finite else 0.0
 
     @property
     def rms_allowed(self) -> float:
@@ -212,15 +203,9 @@ class ErrorSums:
         return math.sqrt(self.ratios / self.cells) if self.cells else 0.0
 
     @property
-    def cosine(self) -> float | None:
-        """Cosine of the angle between the two; None where one of them is 0."""
-        norm = math.sqrt(self.actual_squares) * math.sqrt(float(self.heads_expected.sum()))
-        return max(-1.0, min(1.0, self.products / norm)) if norm > 0 else None
-
-    @property
     def heads_off(self) -> torch.Tensor:
         """Bool (B, H), True for a head whose errors are more than rounding explains."""
-        return self.judged & (self.heads_squares > ROUNDING_MARGIN**2 * self.heads_explained)
+        return self.judged & (self.squares > ROUNDING_MARGIN**2 * self.explained)
 
     @property
     def worst_head(self) -> tuple[tuple[int, int], float, float] | None:
@@ -229,20 +214,63 @@ class ErrorSums:
         (batch, head), its root mean square error and what rounding explains of that, both in
         units of the root mean square of what is expected; None where that is 0 or not asked.
         """
-        if not self.judged:
+        if not self.judged or not self.squares.numel():
             return None
-        times = (self.heads_squares / self.heads_explained).nan_to_num(-1.0, _HUGE, -1.0)
+        times = (self.squares / self.explained).nan_to_num(-1.0, _HUGE, -1.0)
         index = divmod(int(times.argmax()), times.shape[1])
-        size = float(self.heads_expected[index])
+        size = float(self.sizes[index])
         if not size:
             return None
-        error, explained = (float(one[index]) for one in (self.heads_squares, self.heads_explained))
+        error, explained = (float(one[index]) for one in (self.squares, self.explained))
         return index, math.sqrt(error / size), math.sqrt(explained / size)
 
-    def _count_nonfinite(self, actual: torch.Tensor) -> None:
-        self.n_nan += int(torch.isnan(actual).sum())
-        self.n_posinf += int(torch.isposinf(actual).sum())
-        self.n_neginf += int(torch.isneginf(actual).sum())
+
+@dataclass(slots=True)
+class DetailedSums(ErrorSums):
+    """What a comparison tells beside them.
+
+    Attributes:
+        max_rel: largest error / |expected| of finite cells.
+        products, actual_squares: Σ actual·expected and Σ actual², over finite cells.
+        n_nan, n_posinf, n_neginf: of the candidate.
+        forgiven: rows without a key whose log-sum-exp is +∞.
+        worst_error: of the cell furthest off, inf where one of both is not finite and should be;
+            −1 before the first cell.
+        worst: (batch, head, row, column), actual, expected and allowed there.
+    """
+
+    max_rel: float = 0.0
+    products: float = 0.0
+    actual_squares: float = 0.0
+    n_nan: int = 0
+    n_posinf: int = 0
+    n_neginf: int = 0
+    forgiven: int = 0
+    worst_error: float = -1.0
+    worst: tuple[tuple[int, ...], float, float, float] | None = None
+
+    def add(self, errors: Errors, part: Part) -> Errors:
+        """Take in a block whose rows and heads are those of the part."""
+        finite = ErrorSums.add(self, errors, part)
+        self.forgiven += errors.forgiven
+        if not errors.error.numel():
+            return finite
+        self._keep_worst(errors, part)
+        if finite is not errors:
+            self.n_nan += int(torch.isnan(errors.actual).sum())
+            self.n_posinf += int(torch.isposinf(errors.actual).sum())
+            self.n_neginf += int(torch.isneginf(errors.actual).sum())
+        relative = (finite.error / finite.expected.abs()).nan_to_num(0.0, 0.0)
+        self.max_rel = max(self.max_rel, float(relative.max()))
+        self.products += float((finite.actual * finite.expected).sum())
+        self.actual_squares += float(finite.actual.square().sum())
+        return finite
+
+    @property
+    def cosine(self) -> float | None:
+        """Cosine of the angle between the two; None where one of them is 0."""
+        norm = math.sqrt(self.actual_squares) * math.sqrt(float(self.sizes.sum()))
+        return max(-1.0, min(1.0, self.products / norm)) if norm > 0 else None
 
     def _keep_worst(self, errors: Errors, part: Part) -> None:
         place = int(errors.error.argmax())
@@ -250,11 +278,8 @@ class ErrorSums:
         if worst <= self.worst_error:
             return
         self.worst_error = worst
-        _, heads, rows, width = errors.error.shape
-        rest, column = divmod(place, width)
-        rest, row = divmod(rest, rows)
-        batch, head = divmod(rest, heads)
+        batch, head, row, column = (int(i) for i in np.unravel_index(place, errors.error.shape))
         index = (part.batch.start + batch, part.head.start + head, int(part.rows[row]), column)
         values = (errors.actual, errors.expected, errors.allowed)
-        a, e, allowed = (float(one.flatten()[place]) for one in values)
+        a, e, allowed = (float(one[batch, head, row, column]) for one in values)
         self.worst = (index, a, e, allowed)
