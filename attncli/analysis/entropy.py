@@ -163,7 +163,7 @@ def thresholds_of(limits: Mapping[str, float], where: str) -> Thresholds:
             there = ", ".join(name.replace("_", "-") for name in names)
             raise UsageError(where, f"expected some of {there}, got {name!r}")
         if not 0 < value <= 1:
-            raise UsageError(where, f"expected a score above 0, up to 1, got {value}")
+            raise UsageError(where, f"expected a score above 0, up to 1, got {value:g}")
     return Thresholds(**adjusted)
 
 
