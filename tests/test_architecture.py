@@ -292,16 +292,16 @@ def test_every_package_is_known() -> None:
     [
         ("attncli.attention.steps", "import attncli.files.npy"),
         ("attncli.attention.steps", "from attncli.cli.app import app"),
-        ("attncli.attention.masks.mask", "def late():\n    from attncli.report.grid import grid"),
-        ("attncli.attention.steps", "if TYPE_CHECKING:\n    from attncli.report import grid"),
+        ("attncli.attention.masks.mask", "def late():\n    from attncli.report.table import table"),
+        ("attncli.attention.steps", "if TYPE_CHECKING:\n    from attncli.report import table"),
         ("attncli.attention.steps", "from attncli import report"),
         ("attncli.attention.steps", "from ..files import npy"),
         ("attncli.attention.steps", "importlib.import_module('attncli.files.npy')"),
-        ("attncli.report.grid", "from attncli.cli.options import Many"),
-        ("attncli.report.grid", "from attncli.api import compute"),
+        ("attncli.report.table", "from attncli.cli.options import Many"),
+        ("attncli.report.table", "from attncli.api import compute"),
         ("attncli.files.npy", "from attncli.attention.options import Layout"),
-        ("attncli.api", "from attncli.report.numbers import decimals"),
-        ("attncli.analysis.compute", "from attncli.report.numbers import decimals"),
+        ("attncli.api", "from attncli.report.table import cell"),
+        ("attncli.analysis.compute", "from attncli.report.table import cell"),
     ],
 )
 def test_a_wrong_arrow_would_be_noticed(module: str, source: str) -> None:

@@ -34,8 +34,7 @@ from attncli.report import stages as report
 from attncli.report.choices import Format
 from attncli.report.document import document
 from attncli.report.explanation import Facts, Step, explain_steps
-from attncli.report.printer import Printer
-from attncli.report.prose import heading, paragraph
+from attncli.report.printer import Printer, heading, paragraph
 from attncli.report.stage_tables import (
     StageView,
     cost_line,

@@ -11,9 +11,8 @@ from rich.text import Text
 from attncli.attention.check.compare import Comparison, Pair
 from attncli.attention.check.hypotheses import Check, Hypothesis
 from attncli.attention.problem import Problem
-from attncli.report.printer import Printer
-from attncli.report.prose import heading, paragraph, text_width
-from attncli.report.table import TableColumn, table
+from attncli.report.printer import Printer, heading, paragraph
+from attncli.report.table import TableColumn, table, text_width
 
 # Of the mistakes that do not explain a candidate, those that come nearest are listed.
 MOST_OTHERS = 5

@@ -14,11 +14,18 @@ from rich.text import Text
 from attncli.columns import Column
 from attncli.files.text import shown
 from attncli.report.choices import Unit
-from attncli.report.numbers import decimals
-from attncli.report.printer import Printer
-from attncli.report.prose import aligned, heading, paragraph, text_width
+from attncli.report.printer import Printer, heading, paragraph
 from attncli.report.stage_tables import shade
-from attncli.report.table import GAP, TableColumn, cell, record_table, table
+from attncli.report.table import (
+    GAP,
+    TableColumn,
+    aligned,
+    cell,
+    decimals,
+    record_table,
+    table,
+    text_width,
+)
 
 Record = dict[str, Any]
 # For each source and group the position of query 0, where all batches share it, and the tokens.

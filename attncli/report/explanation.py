@@ -9,7 +9,7 @@ from attncli.attention.problem import Problem
 from attncli.attention.stages import Stage
 from attncli.attention.walkthrough import Walkthrough
 from attncli.report.choices import Unit
-from attncli.report.numbers import decimals
+from attncli.report.table import decimals
 
 # exp(x) overflows float32 above this.
 FLOAT32_EXP_LIMIT = 88.72

@@ -13,8 +13,7 @@ from attncli.attention.masks.mask import Mask
 from attncli.attention.masks.rules import BooleanMask
 from attncli.columns import Column, columns_of
 from attncli.report.mask_picture import picture, picture_size
-from attncli.report.printer import Printer
-from attncli.report.prose import heading, paragraph
+from attncli.report.printer import Printer, heading, paragraph
 from attncli.report.table import record_table
 from attncli.spelling import options_text
 

@@ -19,6 +19,7 @@ from attncli.report.choices import Color
 
 # Off a terminal nothing is cut: wider than any table, and higher, since rich wants both.
 UNLIMITED = 1_000_000
+PROSE_WIDTH = 88
 
 # What stands in for a character that the output's encoding lacks.
 FALLBACKS = str.maketrans(
@@ -173,3 +174,21 @@ def encodable(text: str, stream: TextIO) -> str:
         plain = text.translate(FALLBACKS)
         return plain.encode(encoding, "replace").decode(encoding)
     return text
+
+
+def heading(text: str, printer: Printer) -> RenderableType:
+    """A line that stands out where there is colour."""
+    return printer.styled((text, "bold"))
+
+
+def paragraph(text: str, printer: Printer, *, style: str = "", lead: str = "") -> RenderableType:
+    """Prose, indented, in lines that the eye can follow however wide the output is."""
+    indent = "   "
+    wrapped = textwrap.fill(
+        text,
+        min(printer.width, PROSE_WIDTH),
+        initial_indent=indent + lead,
+        subsequent_indent=indent + " " * len(lead),
+        break_long_words=False,
+    )
+    return printer.styled((wrapped, style))

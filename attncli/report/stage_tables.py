@@ -19,10 +19,8 @@ from attncli.attention.stages import Selection, Stage, StageResult
 from attncli.files.text import shown, size_text
 from attncli.report.choices import Unit
 from attncli.report.explanation import formula
-from attncli.report.numbers import decimals
-from attncli.report.printer import Printer
-from attncli.report.prose import heading, shortened, text_width
-from attncli.report.table import TableColumn, table
+from attncli.report.printer import Printer, heading
+from attncli.report.table import TableColumn, decimals, shortened, table, text_width
 
 MASKED = "·"
 GAP = "…"

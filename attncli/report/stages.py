@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attncli.attention.stages import Block, StageResult
-from attncli.report.numbers import field, shortest
+from attncli.report.document import field, shortest
 
 CELL_COLUMNS = ("stage", "batch", "head", "row", "column", "value")
 GROUPED_CELL_COLUMNS = ("group", *CELL_COLUMNS)

@@ -1,22 +1,24 @@
-"""Columns as rich tables, in as many parts as a terminal's width asks for."""
+"""Cells, and columns of them as rich tables, in as many parts as a terminal's width asks for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.box import Box
+from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 from rich.text import Text
 
 from attncli.columns import Column
 from attncli.files.text import shown
-from attncli.report.numbers import decimals
 from attncli.report.printer import Preformatted, Printer
-from attncli.report.prose import text_width
 
 GAP = 2
+# With fewer decimals than these their user wants few characters, not small numbers.
+SCIENTIFIC_FROM = 3
 # A light rule under the headings, on terminals alone: what is piped has a line a record.
 RULE = Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=True)
 # Rich holds some kilobytes a cell until a table is drawn: long ones are drawn in stretches.
@@ -101,6 +103,39 @@ def cell(value: Any, digits: int) -> str:
     if isinstance(value, list):
         return "(" + ", ".join(map(str, value)) + ")"
     return shown(str(value))
+
+
+def decimals(value: float | None, digits: int) -> str:
+    """A number for a table: fixed decimals, scientific where those would hide it."""
+    if value is None:
+        return "–"
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    size = abs(value)
+    hidden = digits >= SCIENTIFIC_FROM and size < 0.5 * 10.0**-digits
+    if size and (size >= 1e7 or hidden):
+        return f"{value:.{max(digits - 2, 1)}e}"
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0 turns −0 into 0
+
+
+def text_width(text: str) -> int:
+    """Columns of the terminal that a text takes."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def aligned(text: str, width: int, *, left: bool = False) -> str:
+    """The text filled up with spaces to a width on the terminal."""
+    space = " " * (width - text_width(text))
+    return text + space if left else space + text
+
+
+def shortened(text: str, width: int) -> str:
+    """The text cut to a width on the terminal, with an ellipsis."""
+    if text_width(text) <= width:
+        return text
+    return set_cell_size(text, max(0, width - 1)).rstrip() + "…"
 
 
 def _shortened(key: TableColumn, width: int) -> TableColumn:

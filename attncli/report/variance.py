@@ -11,10 +11,8 @@ from rich.console import RenderableType
 from attncli.attention.variance.fit_scale import ScaleFit
 from attncli.report.choices import Unit
 from attncli.report.curve import Curve, plot
-from attncli.report.numbers import decimals
-from attncli.report.printer import Printer
-from attncli.report.prose import paragraph
-from attncli.report.table import TableColumn, table
+from attncli.report.printer import Printer, paragraph
+from attncli.report.table import TableColumn, decimals, table
 
 Record = dict[str, Any]
 

@@ -19,10 +19,8 @@ import pytest
 from plain import Run
 
 from attncli.report.choices import Color
-from attncli.report.numbers import decimals
 from attncli.report.printer import Printer
-from attncli.report.prose import text_width
-from attncli.report.table import TableColumn, table
+from attncli.report.table import TableColumn, decimals, table, text_width
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
