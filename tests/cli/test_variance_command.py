@@ -20,7 +20,7 @@ from plain import Run, attention
 from safetensors.torch import save_file
 
 import attncli
-from attncli.report.curve import Curve, plot
+from attncli.report.variance import Curve, plot
 
 SAMPLES = Path(__file__).parents[2] / "sample_inputs"
 Array = NDArray[Any]
