@@ -20,6 +20,7 @@ from attncli.errors import DataError
 
 Cells = NDArray[np.bool_]
 Found = tuple[int | None, int | None, HeadMask]
+Pair = tuple[int | None, int | None, HeadMask, HeadMask, int]
 
 # Rules that a mask may break: the options that declare one, and those that say more of it.
 RULES = {
@@ -162,18 +163,22 @@ def leaks(given: Mask, options: AttentionOptions, limit: int = 10) -> list[Leak]
             should obey. `attn_mask` plays no part.
         limit: how many cells to name per rule.
     """
-    found = []
-    for name, rule in _rules(options).items():
-        pairs = list(_pairs(given, build_mask(rule, given.sizes)))
-        cells = sum(_exclusive(one, other, rows)[0] for _, _, one, other, rows in pairs)
-        first = (
-            Cell(batch, head, block.start + query, key, True, False)
-            for batch, head, one, other, rows in pairs
-            for block, seen, shown in _blocks(one, other, rows)
-            for query, key in _places(seen & ~shown)
-        )
-        found.append(Leak(name, cells, tuple(islice(first, limit))))
-    return found
+    return [
+        leak(name, list(_pairs(given, build_mask(rule, given.sizes))), limit)
+        for name, rule in _rules(options).items()
+    ]
+
+
+def leak(rule: str, pairs: Sequence[Pair], limit: int) -> Leak:
+    """What the first of each pair shows although the second hides it."""
+    cells = sum(_exclusive(one, other, rows)[0] for _, _, one, other, rows in pairs)
+    first = (
+        Cell(batch, head, block.start + query, key, True, False)
+        for batch, head, one, other, rows in pairs
+        for block, seen, shown in _blocks(one, other, rows)
+        for query, key in _places(seen & ~shown)
+    )
+    return Leak(rule, cells, tuple(islice(first, limit)))
 
 
 def _rules(options: AttentionOptions) -> dict[str, AttentionOptions]:
@@ -196,7 +201,7 @@ def _refuse_other_sizes(a: Sizes, b: Sizes) -> None:
         raise DataError("«against»", f"expected (B, H) = {counts[0]}, got {counts[1]}")
 
 
-def _pairs(a: Mask, b: Mask) -> Iterator[tuple[int | None, int | None, HeadMask, HeadMask, int]]:
+def _pairs(a: Mask, b: Mask) -> Iterator[Pair]:
     """HeadMasks of both masks for each batch and head in which either may differ.
 
     And how many queries are real in both.

@@ -30,19 +30,6 @@ _DOCUMENTS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fit:
-    """The cheapest patterns, by `Pattern.cost`, whose cells are exactly those of a mask.
-
-    Attributes:
-        pattern: the cheapest of all; None where no pattern fits.
-        buildable: the cheapest that options build, that is, without queries hidden altogether.
-    """
-
-    pattern: Pattern | None
-    buildable: Pattern | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Nearest:
     """A pattern that is not quite the mask's.
 
@@ -64,16 +51,19 @@ class Nearest:
         return f"nearest is {inverse}{describe([self.pattern])}, differing in {cells}"
 
 
-def fit(view: HeadMask) -> Fit:
-    """Find the cheapest patterns whose cells are those of the view."""
+def fit(view: HeadMask) -> tuple[Pattern | None, Pattern | None]:
+    """The cheapest pattern whose cells are those of the view, and the cheapest that options build.
+
+    Options do not hide queries altogether. None where no pattern fits.
+    """
     marginals, plain = view.marginals, _plain(view)
     if marginals.kept in (0, view.size):
         whole = plain if marginals.kept == view.size else replace(plain, length=0)
-        return Fit(whole, whole)
+        return whole, whole
     buildable = _cheapest(view, None, hide=False)
     if int((marginals.counts > 0).sum()) in (view.rows, 1):  # one row fits too many patterns
-        return Fit(buildable, buildable)
-    return Fit(_cheapest(view, buildable, hide=True), buildable)
+        return buildable, buildable
+    return _cheapest(view, buildable, hide=True), buildable
 
 
 def nearest_of(view: HeadMask) -> Nearest:
@@ -90,7 +80,7 @@ def nearest_of(view: HeadMask) -> Nearest:
             break
         cells = differing_cells(view, pattern)
         found = [Nearest(pattern, cells, False)]
-        if pattern.frame.causal or pattern.ids is not None:  # that of padding is padding again
+        if pattern.causal or pattern.ids is not None:  # that of padding is padding again
             found.append(Nearest(pattern, view.size - cells, True))
         best = min([*([best] if best else []), *found], key=lambda one: one.cells)
     assert best is not None  # there is always the full mask

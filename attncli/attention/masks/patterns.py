@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,45 +105,43 @@ class Pattern:
         return IntervalMask(self.k_len, first, stop, self.keep, keys, queries)
 
     @property
-    def frame(self) -> Frame:
-        """The same in terms of a position, a window to its left and one to its right."""
-        return _frame(self)
+    def offset(self) -> int | None:
+        """Where query 0 stands, of the offsets with these cells the one most likely meant."""
+        if self.documented:
+            return self.position
+        if self.lowest is None:
+            return self.highest
+        if self.highest is None:
+            return next((each for each in self.corners if each >= self.lowest), self.lowest)
+        if self.prefix is not None or self.highest in self.corners:
+            return self.highest
+        inside = [corner for corner in self.corners if self.lowest <= corner < self.highest]
+        even = [corner for corner in inside if corner - self.lowest == self.highest - corner]
+        return (even or inside or [self.highest])[0]
 
+    @property
+    def causal(self) -> bool:
+        """Whether no query sees beyond its own position."""
+        return self.highest is not None and self.highest == self.offset
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Positional options: whether causal, the query offset, and windows that exclude the query."""
+    @property
+    def left(self) -> int | None:
+        """Keys to the left that the window holds, without the query's own; None for all."""
+        return None if self.lowest is None or self.offset is None else self.offset - self.lowest
 
-    causal: bool
-    offset: int | None
-    left: int | None
-    right: int | None
-    prefix: int | None
+    @property
+    def right(self) -> int | None:
+        """Likewise to the right, where it is not causal."""
+        offset, highest = self.offset, self.highest
+        if offset is None or highest is None or highest == offset:
+            return None
+        return highest - offset
 
-
-def _frame(p: Pattern) -> Frame:
-    offset = _offset(p)
-    if offset is None:
-        return Frame(False, None, None, None, None)
-    causal = p.highest == offset
-    left = None if p.lowest is None else offset - p.lowest
-    right = None if causal or p.highest is None else p.highest - offset
-    return Frame(causal, offset, left, right, p.prefix)
-
-
-def _offset(p: Pattern) -> int | None:
-    """Where query 0 stands, of the offsets that give the same cells the one most likely meant."""
-    if p.documented:
-        return p.position
-    if p.lowest is None:
-        return p.highest
-    if p.highest is None:
-        return next((corner for corner in p.corners if corner >= p.lowest), p.lowest)
-    if p.prefix is not None or p.highest in p.corners:
-        return p.highest
-    inside = [corner for corner in p.corners if p.lowest <= corner < p.highest]
-    even = [corner for corner in inside if corner - p.lowest == p.highest - corner]
-    return (even or inside or [p.highest])[0]
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """All that tells it from another pattern."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return tuple(v.tobytes() if isinstance(v, np.ndarray) else v for v in values)
 
 
 def options_of(patterns: Sequence[Pattern]) -> dict[str, Option] | None:
@@ -151,14 +149,14 @@ def options_of(patterns: Sequence[Pattern]) -> dict[str, Option] | None:
 
     None where no options do: queries that are hidden altogether.
     """
-    first, frame = patterns[0], patterns[0].frame
+    first = patterns[0]
     if any(pattern.hidden_rows is not None for pattern in patterns):
         return None
-    options: dict[str, Option] = {"causal": True} if frame.causal else {}
-    offsets = _alike([pattern.frame.offset for pattern in patterns])
-    if frame.offset is not None and (first.q_len != first.k_len or offsets != (0,)):
+    options: dict[str, Option] = {"causal": True} if first.causal else {}
+    offsets = _alike([pattern.offset for pattern in patterns])
+    if first.offset is not None and (first.q_len != first.k_len or offsets != (0,)):
         options["query_offset"] = offsets[0] if len(offsets) == 1 else offsets
-    named = {"left_window": frame.left, "right_window": frame.right, "prefix": frame.prefix}
+    named = {"left_window": first.left, "right_window": first.right, "prefix": first.prefix}
     named["dilation"] = first.dilation
     options |= {name: value for name, value in named.items() if value is not None}
     if any(pattern.length is not None for pattern in patterns):
@@ -183,19 +181,19 @@ def describe(patterns: Sequence[Pattern]) -> str:
 
 
 def _position_words(patterns: Sequence[Pattern]) -> str:
-    frame = patterns[0].frame
-    if not frame.causal and frame.left is None and frame.right is None:
+    first = patterns[0]
+    if not first.causal and first.left is None and first.right is None:
         return ""
-    where, dilation = _where(patterns), patterns[0].dilation
+    where, dilation = _where(patterns), first.dilation
     dilated = "" if dilation is None else f", dilated by {dilation}"
-    if not frame.causal:
-        return f"{_two_sided(frame.left, frame.right)}{where}{dilated}"
+    if not first.causal:
+        return f"{_two_sided(first.left, first.right)}{where}{dilated}"
     said = f"causal{where}"
-    if frame.prefix is not None:
-        said = f"prefix of {frame.prefix}, then {said}"
-    if frame.left is not None:
-        own = f"{frame.left + 1} with the query's own"
-        said += f" with a window of {_keys(frame.left)} to the left ({own})"
+    if first.prefix is not None:
+        said = f"prefix of {first.prefix}, then {said}"
+    if first.left is not None:
+        own = f"{first.left + 1} with the query's own"
+        said += f" with a window of {_keys(first.left)} to the left ({own})"
     return said + dilated
 
 
@@ -209,7 +207,7 @@ def _two_sided(left: int | None, right: int | None) -> str:
 def _where(patterns: Sequence[Pattern]) -> str:
     """Where query 0 stands, in brackets; nothing where it is at key 0 of a square."""
     first = patterns[0]
-    offsets = _alike([pattern.frame.offset for pattern in patterns])
+    offsets = _alike([pattern.offset for pattern in patterns])
     if len(offsets) > 1:
         return f" (offsets {','.join(map(str, offsets))})"
     offset = offsets[0]
@@ -244,8 +242,8 @@ def _document_words(patterns: Sequence[Pattern]) -> str:
     if patterns[0].ids is None:
         return ""
     said = _each([_segment_words(pattern) for pattern in patterns])
-    frame = patterns[0].frame
-    positional = frame.causal or frame.left is not None or frame.right is not None
+    first = patterns[0]
+    positional = first.causal or first.left is not None or first.right is not None
     return said if positional else said + _where(patterns)
 
 

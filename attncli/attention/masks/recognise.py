@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from attncli.attention.masks.compare import Cell, Leak, distinct_heads
+from attncli.attention.masks.build import build_mask
+from attncli.attention.masks.compare import Leak, distinct_heads, leak
 from attncli.attention.masks.fit import Nearest, complete, fit, nearest_of
 from attncli.attention.masks.mask import HeadMask
 from attncli.attention.masks.patterns import Pattern, describe, merge, options_of
+from attncli.attention.options import AttentionOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,15 +76,12 @@ class MaskRecognition:
 
 def recognise(view: HeadMask) -> Recognition:
     """Say what one batch and head of a mask is."""
-    found = fit(view)
-    if found.pattern is not None:
-        said = _with_suspicion([found.pattern])
-        inverse = _suspected(found.pattern)
-        return Recognition(
-            description=said, pattern=found.pattern, buildable=found.buildable, inverse=inverse
-        )
-    inverse = fit(view.inverse).pattern
-    if inverse is not None and inverse.frame.offset in (None, *inverse.corners):
+    pattern, buildable = fit(view)
+    if pattern is not None:
+        said, inverse = _with_suspicion([pattern]), _suspected(pattern)
+        return Recognition(description=said, pattern=pattern, buildable=buildable, inverse=inverse)
+    inverse, _ = fit(view.inverse)
+    if inverse is not None and inverse.offset in (None, *inverse.corners):
         said = f"probably inverted: {describe([inverse])}"
         return Recognition(description=said, inverse=inverse)
     nearest = nearest_of(view)
@@ -116,17 +113,10 @@ def undeclared_leaks(mask: Mask, recognition: MaskRecognition, named: int = 10) 
     for batch, head, part in recognition.parts:
         if part.nearest is None or part.nearest.inverted:
             continue
-        view = mask.head(batch or 0, head or 0)
-        meant = part.nearest.pattern.interval_mask(view.rows)
-        cells = 0
-        first: list[Cell] = []
-        for rows, block in view.blocks():
-            wrong = block & ~meant.cells(rows)
-            cells += int(np.count_nonzero(wrong))
-            if len(first) < named and wrong.any():
-                places = np.argwhere(wrong)[: named - len(first)].tolist()
-                first += [Cell(batch, head, rows.start + q, k, True, False) for q, k in places]
-        found.append(Leak(describe([part.nearest.pattern]), cells, tuple(first)))
+        pattern, view = part.nearest.pattern, mask.head(batch or 0, head or 0)
+        options = AttentionOptions(**(options_of([pattern]) or {}))
+        rule = build_mask(options, replace(mask.sizes, batch=1, heads=1)).head(0, 0)
+        found.append(leak(describe([pattern]), [(batch, head, view, rule, view.rows)], named))
     return found
 
 
@@ -196,41 +186,27 @@ def _joint(views: Sequence[HeadMask], found: Sequence[Pattern | None]) -> Sequen
         return None
     if len({_shape(pattern) for pattern in own}) == 1:
         return merge(own)
-    for frame in {_positional(pattern): pattern for pattern in own}.values():
-        if frame.documented or frame.hidden_rows is not None:
+    bare = [replace(pattern, length=None, keep=None) for pattern in own]
+    for pattern in {pattern.numbers: pattern for pattern in bare}.values():
+        if pattern.documented or pattern.hidden_rows is not None:
             continue  # read from the cells of one batch
-        bare = replace(frame, length=None, keep=None)
-        fitted = [complete(bare, view.marginals) for view in views]
+        fitted = [complete(pattern, view.marginals) for view in views]
         patterns = [pattern for pattern in fitted if pattern is not None]
         if len(patterns) == len(own):
             return merge(patterns)
     return None
 
 
-def _positional(p: Pattern) -> tuple[Any, ...]:
-    ids = None if p.ids is None else p.ids.tobytes()
-    hidden = None if p.hidden_rows is None else p.hidden_rows.tobytes()
-    return p.lowest, p.highest, p.prefix, p.dilation, p.position, ids, hidden
-
-
 def _shape(p: Pattern) -> tuple[Any, ...]:
     """What must be alike for two patterns to be told as one."""
-    frame = p.frame
-    shape = (frame.causal, frame.offset is None, frame.left, frame.right, frame.prefix, p.dilation)
     hidden = None if p.hidden_rows is None else p.hidden_rows.tobytes()
+    shape = (p.causal, p.offset is None, p.left, p.right, p.prefix, p.dilation)
     return *shape, p.ids is None, hidden
 
 
 def _same_options(parts: Sequence[tuple[int | None, int | None, Recognition]]) -> bool:
     patterns = [part.buildable for _, _, part in parts]
-    first = patterns[0]
-    if first is None or any(pattern is None for pattern in patterns):
-        return False
-    return len({(_positional(p), p.length, _bytes(p.keep)) for p in patterns if p}) == 1
-
-
-def _bytes(array: np.ndarray[Any, Any] | None) -> bytes | None:
-    return None if array is None else array.tobytes()
+    return len({None if pattern is None else pattern.numbers for pattern in patterns}) == 1
 
 
 _LISTED = 4
