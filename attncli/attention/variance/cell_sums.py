@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attncli.attention.threads import map_ranges
+from attncli.attention.threads import map_ranges, single_threaded_torch
 
 # Rows read, cast and centred at a time: 8192 × 128 float32 are 4 MiB.
 TILE_ROWS = 8192
@@ -77,11 +77,12 @@ class CentredRows:
         counted = np.arange(len(self)) if weights is None else np.flatnonzero(weights)
         some = counted[:: -(-len(counted) // _SAMPLE_ROWS)]
         places = torch.from_numpy(some)
-        rows = self.tensor[places if self.order is None else self.order[places]]
-        rows = rows.to(device=self.device, dtype=torch.float64)
-        shares = np.ones(len(some)) if weights is None else weights[some] / weights[some].sum()
-        share = torch.as_tensor(shares / shares.sum(), device=self.device)[:, None]
-        mean = rows[0] + (share * (rows - rows[0])).sum(0)
+        share = np.ones(len(some)) if weights is None else weights[some].astype(np.float64)
+        shares = torch.as_tensor(share / share.sum(), device=self.device)[:, None]
+        with single_threaded_torch(self.device):
+            rows = self.tensor[places if self.order is None else self.order[places]]
+            rows = rows.to(device=self.device, dtype=torch.float64)
+            mean = rows[0] + (shares * (rows - rows[0])).sum(0)
         held = mean.to(self.dtype).to(torch.float64)
         return torch.where(torch.isfinite(held), held, 0.0)
 
@@ -169,8 +170,7 @@ class AugmentedRows:
         moved = torch.sub(block, self.centre.to(block.dtype), out=longer[:, :width])
         one, product = (width, width + 1) if self.one_first else (width + 1, width)
         longer[:, one] = 1.0
-        # In float64: rows may be all but orthogonal to a long centre.
-        longer[:, product] = moved.double() @ self.other_centre - self.minus
+        longer[:, product] = moved @ self.other_centre.to(block.dtype) - self.minus
         return longer
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from attncli.attention.masks.mask import HeadMask
 from attncli.attention.problem import Problem
 from attncli.attention.threads import map_ranges
 from attncli.attention.variance.cell_sums import (
@@ -19,7 +21,6 @@ from attncli.attention.variance.cell_sums import (
     interval_sums,
     streamed_sums,
 )
-from attncli.attention.variance.visible_intervals import Intervals, real_keys, visible_intervals
 from attncli.columns import column
 
 # Tiles that one thread goes through.
@@ -181,8 +182,17 @@ def _queries(problem: Problem, batch: int, head: int) -> CentredRows:
     return CentredRows(real, None, problem.dtype, problem.device)
 
 
-def _keys(problem: Problem, batch: int, kv_head: int, kept: torch.Tensor | None) -> CentredRows:
-    return CentredRows(problem.k[batch, kv_head], kept, problem.dtype, problem.device)
+def _keys(problem: Problem, batch: int, kv_head: int) -> CentredRows:
+    real = np.flatnonzero(problem.mask.real_keys(batch))
+    keys = problem.k[batch, kv_head]
+    return CentredRows(keys, _order(real, len(keys)), problem.dtype, problem.device)
+
+
+def _order(index: NDArray[np.int64], length: int) -> torch.Tensor | None:
+    """The index, or None where it is all of an axis as it lies."""
+    if np.array_equal(index, np.arange(length)):
+        return None
+    return torch.from_numpy(np.ascontiguousarray(index))
 
 
 def key_moments(problem: Problem, batch: int, kv_head: int) -> RowMoments | None:
@@ -193,8 +203,7 @@ def key_moments(problem: Problem, batch: int, kv_head: int) -> RowMoments | None
         batch: index of the batch.
         kv_head: index of the key head.
     """
-    kept = real_keys(problem.mask, batch)
-    return row_moments(_keys(problem, batch, kv_head, kept))
+    return row_moments(_keys(problem, batch, kv_head))
 
 
 def score_moments(
@@ -218,9 +227,7 @@ def score_moments(
 
     Source: variance of a product of independent vectors, with uniform draws of a query and a key.
     """
-    kept = real_keys(problem.mask, batch)
-    rows_q = _queries(problem, batch, head)
-    rows_k = _keys(problem, batch, problem.kv_head(head), kept)
+    rows_q, rows_k = _queries(problem, batch, head), _keys(problem, batch, problem.kv_head(head))
     of_q, of_k = row_moments(rows_q), keys or row_moments(rows_k)
     if of_q is None or of_k is None:
         return _record(problem, batch, head, CellSums(0, 0.0, 0.0), of_q, of_k, None)
@@ -229,13 +236,12 @@ def score_moments(
         of_q = row_moments(replace(rows_q, dtype=torch.float64)) or of_q
         of_k = row_moments(replace(rows_k, dtype=torch.float64)) or of_k
         parts = _AllPairs.of(of_q, of_k)
-    intervals = visible_intervals(problem.mask, batch, head)
-    if intervals is not None and intervals.complete:
-        cells = of_q.count * of_k.count
+    visible = _VisibleCells.of(problem.mask.head(batch, head), rows_q, rows_k)
+    if visible.cells == of_q.count * of_k.count:
         mean = float(of_q.mean @ of_k.mean)
-        sums = CellSums(cells, 0.0, parts.total * cells, origin=mean, rounded_about=mean)
+        total = parts.total * visible.cells
+        sums = CellSums(visible.cells, 0.0, total, origin=mean, rounded_about=mean)
     else:
-        visible = _VisibleCells(problem, batch, head, kept, intervals)
         sums = visible.sums(torch.promote_types(of_q.dtype, of_k.dtype))
         single = sums.cells > 0 and sums.dtype is torch.float32
         if sums.is_cancelled or (single and parts.rounds_away(sums.variance)):
@@ -250,16 +256,41 @@ class _VisibleCells:
     """The cells of one head that the mask lets through.
 
     Attributes:
-        problem, batch, head: which head.
-        kept: int64, its real keys; None for all.
-        intervals: the cells, where they are intervals.
+        mask: of the head.
+        queries, keys: the real ones, and where the cells are intervals those that see and may be
+            seen, in the order of the intervals.
+        first, stop: int64, the interval of each query, places in `keys`, stop > first; None where
+            the cells are no intervals.
     """
 
-    problem: Problem
-    batch: int
-    head: int
-    kept: torch.Tensor | None
-    intervals: Intervals | None
+    mask: HeadMask
+    queries: CentredRows
+    keys: CentredRows
+    first: NDArray[np.int64] | None = None
+    stop: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, mask: HeadMask, queries: CentredRows, keys: CentredRows) -> _VisibleCells:
+        """Those of the real queries and keys."""
+        found = mask.sorted_intervals()
+        if found is None:
+            return cls(mask, queries, keys)
+        rows = np.flatnonzero(found.high > found.low)
+        rows = rows[np.argsort(found.low[rows], kind="stable")]  # documents one after another
+        return cls(
+            mask,
+            replace(queries, order=_order(rows, len(found.low))),
+            replace(keys, order=_order(found.keys, len(keys.tensor))),
+            found.low[rows],
+            found.high[rows],
+        )
+
+    @property
+    def cells(self) -> int | None:
+        """How many there are; None where that takes to go through them."""
+        if self.first is None or self.stop is None:
+            return None
+        return int((self.stop - self.first).sum())
 
     def sums(
         self, dtype: torch.dtype, near: float | None = None, *, one_by_one: bool = False
@@ -271,18 +302,14 @@ class _VisibleCells:
             near: what is subtracted from each score; None for what the centres make of it.
             one_by_one: whether to compute every cell, whatever that takes.
         """
-        queries = replace(_queries(self.problem, self.batch, self.head), dtype=dtype)
-        kv_head = self.problem.kv_head(self.head)
-        keys = replace(_keys(self.problem, self.batch, kv_head, self.kept), dtype=dtype)
-        if self.intervals is None:
+        queries, keys = replace(self.queries, dtype=dtype), replace(self.keys, dtype=dtype)
+        first, stop = self.first, self.stop
+        if first is None or stop is None:
             centres = queries.centre(), keys.centre()
-            keys = replace(keys, order=None)
+            keys = replace(keys, order=None)  # hidden ones too: the mask counts them
             return streamed_sums(*_augmented(queries, keys, *centres, near), self._visible)
-        first, stop = self.intervals.first, self.intervals.stop
         if not len(first):
             return CellSums(0, 0.0, 0.0)
-        queries = replace(queries, order=self.intervals.rows)
-        keys = replace(keys, order=self.intervals.keys)
         changes = np.bincount(first, minlength=len(keys) + 1)
         changes = changes - np.bincount(stop, minlength=len(keys) + 1)
         centres = queries.centre(stop - first), keys.centre(np.cumsum(changes)[:-1])
@@ -290,9 +317,8 @@ class _VisibleCells:
         return interval_sums(*augmented, first, stop, one_by_one=one_by_one)
 
     def _visible(self, rows: slice, cols: slice) -> torch.Tensor:
-        """Visibility of a block of the head, bool (rows, columns)."""
-        cells = self.problem.mask.head(self.batch, self.head).cells(rows, cols)
-        return torch.as_tensor(cells, device=self.problem.device)
+        """Visibility of a block, bool (rows, columns)."""
+        return torch.as_tensor(self.mask.cells(rows, cols), device=self.keys.device)
 
 
 def _augmented(
