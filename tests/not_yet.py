@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 # Packages within which modules import each other in circles.
-CIRCLES: tuple[str, ...] = ("attncli.cli",)
-IMPORTS_PUT_OFF: set[str] = {
-    "attncli.cli.app",
-    "attncli.cli.options",
-    "attncli.cli.progress",
-}
+CIRCLES: tuple[str, ...] = ()
+IMPORTS_PUT_OFF: set[str] = set()
 OPTIONS_SPELT: set[str] = set()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from attncli import __version__
-from attncli.cli.command import command
+from attncli.cli.command import subcommand
 from attncli.cli.failures import exit_code_of
 
 # A subcommand lives in the module of its name; its line here is the first of its docstring.
@@ -37,15 +36,8 @@ class AttncliGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Put the subcommand itself in the place of what the help lists: load its module now."""
-        found, _, rest = super().resolve_command(ctx, args)
-        name = str(found)
-        module = import_module(f"attncli.cli.{name}")
-        loaded = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        if hasattr(module, "register"):
-            module.register(loaded)
-        else:
-            command(loaded, name)(getattr(module, name))
-        return name, typer.main.get_command(loaded), rest
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, subcommand(str(name)), rest
 
 
 def _stand_in_for_closed_streams() -> None:

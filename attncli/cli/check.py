@@ -25,7 +25,7 @@ class CheckOptions:
 
 def check(
     inputs: FileOptions, words: AttentionWords, options: CheckOptions, work: WorkOptions
-) -> None:
+) -> str:
     """Compare an output with the float64 reference, and name the mistake if it differs.
 
     The options say what should have been computed. A candidate that is off is tried against
@@ -36,6 +36,4 @@ def check(
     NDJSON and CSV hold one record per candidate, whose explanation names the mistake; all
     mistakes that were tried are in the JSON document, under data.hypotheses.
     """
-    from attncli.cli.check_run import run
-
-    run(inputs, words, options, work)
+    return "attncli.cli.check_run"

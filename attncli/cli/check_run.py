@@ -21,9 +21,8 @@ from attncli.attention.check.hypotheses import Hypothesis
 from attncli.attention.options import Precision
 from attncli.attention.problem import Problem
 from attncli.cli.check import CheckOptions
-from attncli.cli.emit import Record, emit, make_printer
+from attncli.cli.emit import Record, emit, make_printer, progress
 from attncli.cli.options import WorkOptions, defaults_of
-from attncli.cli.progress import progress
 from attncli.columns import columns_of
 from attncli.errors import CheckFailedError, UsageError
 from attncli.report.check import check_tables, pair_tables

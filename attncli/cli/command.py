@@ -1,27 +1,24 @@
 """How a subcommand is made: options grouped in dataclasses, spread over what Typer reads.
 
 Typer reads a flat function signature. Every command shares some thirty options, so each group of
-them is a dataclass, and `command` writes the signature that Typer sees.
+them is a dataclass, and `subcommand` writes the signature that Typer sees.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from importlib import import_module
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from typer.models import OptionInfo
 
 from attncli.analysis.options import AttentionWords
 from attncli.analysis.values import refuse_beyond_64_bits
 from attncli.attention.options import OPTIONS, Kind, MaskTrue, Told
 from attncli.cli.failures import exit_code_of
 from attncli.errors import UsageError, on_command_line
-
-Registration = Callable[[Callable[..., None]], Callable[..., None]]
 
 # What Typer makes of an option of each kind; text is read later, when a file may be opened for it.
 WORDS: dict[Kind | None, Any] = {
@@ -39,32 +36,36 @@ WORDS: dict[Kind | None, Any] = {
 DebugFlag = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
 
 
-def command(app: typer.Typer, name: str) -> Registration:
-    """Register a function, whose parameters are dataclasses of options, as a subcommand."""
+def subcommand(name: str) -> Any:
+    """The command of this name, as Typer builds it from its declaration.
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        groups = get_type_hints(function)
-        groups.pop("return", None)
+    A declaration is a function of that name in a light module of that name: groups of options are
+    its parameters and the help its docstring. Called with what is given, it refuses what can be
+    refused without loading anything, and returns the module whose `run` does the work.
+    """
+    declared = getattr(import_module(f"attncli.cli.{name}"), name)
+    groups = get_type_hints(declared)
+    groups.pop("return")
 
-        def run(debug: bool, **values: Any) -> None:
-            def work() -> None:
-                _refuse_second_stdin(values)
-                for name, value in values.items():
-                    if isinstance(value, int):
-                        refuse_beyond_64_bits(f"«{name}»", value)
-                function(**{group: _fill(kind, values) for group, kind in groups.items()})
+    def run(debug: bool, **values: Any) -> None:
+        def work() -> None:
+            _refuse_second_stdin(values)
+            for option, value in values.items():
+                if isinstance(value, int):
+                    refuse_beyond_64_bits(f"«{option}»", value)
+            given = {group: _fill(kind, values) for group, kind in groups.items()}
+            import_module(declared(**given)).run(**given)
 
-            raise typer.Exit(exit_code_of(work, debug))
+        raise typer.Exit(exit_code_of(work, debug))
 
-        parameters = [part for kind in groups.values() for part in _parameters(kind)]
-        parameters.append(_parameter("debug", DebugFlag, False))
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
-        names = {"help_option_names": ["-h", "--help"]}
-        app.command(name, help=escaped(inspect.getdoc(function)), context_settings=names)(run)
-        return function
-
-    return register
+    parameters = [part for kind in groups.values() for part in _parameters(kind)]
+    parameters.append(_parameter("debug", DebugFlag, False))
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    help_names = {"help_option_names": ["-h", "--help"]}
+    app.command(name, help=escaped(inspect.getdoc(declared)), context_settings=help_names)(run)
+    return typer.main.get_command(app)
 
 
 def escaped(text: str | None) -> str:
@@ -80,13 +81,10 @@ def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
         for name, told in OPTIONS.items():
             yield _parameter(name, _annotated(name, WORDS[told.kind] | None, told, panel), None)
         return
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        told, hint = field.metadata.get("told"), hints[field.name]
-        annotation = (
-            _in_panel(hint, panel) if told is None else _annotated(field.name, hint, told, panel)
-        )
-        yield _parameter(field.name, annotation, field.default)
+        told, hint = field.metadata["told"], hints[field.name]
+        yield _parameter(field.name, _annotated(field.name, hint, told, panel), field.default)
 
 
 def _annotated(name: str, kind: Any, told: Told, panel: str) -> Any:
@@ -106,15 +104,6 @@ def _annotated(name: str, kind: Any, told: Told, panel: str) -> Any:
         rich_help_panel=panel,
     )
     return Annotated[kind, option]
-
-
-def _in_panel(hint: Any, panel: str) -> Any:
-    """What is annotated for Typer already, in the panel of its group."""
-    info = copy.copy(hint.__metadata__[0])
-    info.help = escaped(info.help)
-    if isinstance(info, OptionInfo):
-        info.rich_help_panel = panel
-    return Annotated[hint.__origin__, info]
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -30,7 +30,7 @@ class ComputeOptions:
 
 def compute(
     inputs: InputOptions, attention: AttentionWords, options: ComputeOptions, work: WorkOptions
-) -> None:
+) -> str:
     """Compute attention stage by stage: scores, scaled, masked, weights, output.
 
     With no input it shows the embedded 4×3 example. Q, K and V come as three files, as a
@@ -38,6 +38,4 @@ def compute(
     """
     if options.step and not options.explain:
         raise UsageError("--step", "expected --explain beside it, got --step alone")
-    from attncli.cli.compute_run import run
-
-    run(inputs, attention, options, work)
+    return "attncli.cli.compute_run"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attncli.analysis.options import AttentionWords, InputOptions
 from attncli.attention.options import option
-from attncli.cli.options import Many, WorkOptions
+from attncli.cli.options import WorkOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,25 +19,23 @@ class EntropyOptions:
     summary: bool = option(False, "One record per group.")
     grid: str | None = option(None, "A picture of all heads, e.g. entropy_bits_mean.", "COLUMN")
     histogram: bool = option(False, "Row entropies of one head as a histogram.")
-    head_index: Many = option(None, "Compute only these query heads.", "I[,I…]")
-    batch_index: Many = option(None, "Compute only these batches.", "I[,I…]")
+    head_index: list[str] | None = option(None, "Compute only these query heads.", "I[,I…]")
+    batch_index: list[str] | None = option(None, "Compute only these batches.", "I[,I…]")
     compare_scale: bool = option(False, "Beside it, what happens without the scale.")
-    temperatures: Many = option(None, "Several, side by side.", "T[,T…]")
+    temperatures: list[str] | None = option(None, "Several, side by side.", "T[,T…]")
     sample_rows: int | None = option(None, "Estimate from N rows of each head.", "N", minimum=1)
     sample_seed: int = option(0, "Which rows «sample_rows» takes.", "N", minimum=0)
     sink_keys: int = option(1, "First keys that count as sinks.", "N", minimum=1)
-    label_limit: Many = option(None, "Adjust a threshold of the labels.", "NAME=X")
-    fail_on: Many = option(None, "Exit 3 if a head is so.", "collapsed|nan|max-logit=X")
+    label_limit: list[str] | None = option(None, "Adjust a threshold of the labels.", "NAME=X")
+    fail_on: list[str] | None = option(None, "Exit 3 if a head is so.", "collapsed|nan|max-logit=X")
 
 
 def entropy(
     inputs: InputOptions, words: AttentionWords, options: EntropyOptions, work: WorkOptions
-) -> None:
+) -> str:
     """Measure every head: entropy, effective keys, largest weight and logit, sink mass.
 
     Takes any number of bundles. No S_q × S_k matrix is ever built. Each head gets a label:
     previous-token, self, sink, local, uniform, collapsed or mixed.
     """
-    from attncli.cli.entropy_run import run
-
-    run(inputs, words, options, work)
+    return "attncli.cli.entropy_run"

@@ -20,10 +20,9 @@ from attncli.attention.stages import select
 from attncli.attention.streaming.heads import HeadStatistics, draw_rows
 from attncli.attention.streaming.labels import Thresholds
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
-from attncli.cli.emit import emit, make_printer
+from attncli.cli.emit import emit, make_printer, progress
 from attncli.cli.entropy import EntropyOptions
 from attncli.cli.options import WorkOptions
-from attncli.cli.progress import progress
 from attncli.columns import Column
 from attncli.errors import CheckFailedError, UsageError
 from attncli.report import entropy as report

@@ -16,11 +16,9 @@ class InspectOptions:
     dtype: str | None = option(None, "What the raw bytes of a '|V2' tensor are.", "NAME")
 
 
-def inspect(options: InspectOptions, work: WorkOptions) -> None:
+def inspect(options: InspectOptions, work: WorkOptions) -> str:
     """List the tensors of files: names, shapes, dtypes, non-finite counts, moments.
 
     Minimum, maximum, mean and standard deviation (population) are of the finite values.
     """
-    from attncli.cli.inspect_run import run
-
-    run(options, work)
+    return "attncli.cli.inspect_run"

@@ -60,7 +60,7 @@ class MaskOptions:
     max_values: int = option(65_536, "JSON: leave out larger masks' values.", "N", minimum=0)
 
 
-def mask(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> None:
+def mask(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> str:
     """Build a mask, or say what a given one lets through and what it is.
 
     The options that shape attention build it; --attn-mask FILE is recognised: causal (which
@@ -72,8 +72,5 @@ def mask(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> None
     Additive values count as they stand: only -inf hides. Where -10000 or less was meant to, as
     finfo.min is, the description tells both readings.
     """
-    if options.effect or options.scores is not None:
-        from attncli.cli.mask_effect_run import run
-    else:
-        from attncli.cli.mask_run import run
-    run(options, words, work)
+    needs_torch = options.effect or options.scores is not None
+    return "attncli.cli.mask_effect_run" if needs_torch else "attncli.cli.mask_run"

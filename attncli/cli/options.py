@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from attncli.analysis.options import AttentionWords
 from attncli.attention.options import OPTION_NAMES, Precision, option
 from attncli.report.choices import Color, Format, Unit
-
-if TYPE_CHECKING:
-    from attncli.report.printer import Printer
-
-Many = list[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +31,3 @@ def defaults_of(options: Any) -> dict[str, Any]:
     if isinstance(options, AttentionWords):
         return dict.fromkeys(OPTION_NAMES)
     return {entry.name: entry.default for entry in fields(options)}
-
-
-def make_printer(work: WorkOptions) -> Printer:
-    """The printer that the output options ask for."""
-    from attncli.report.printer import Printer
-
-    return Printer(target=work.output, color=work.color, quiet=work.quiet)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import typer
-
 from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.attention.options import DistributionName, option
-from attncli.cli.command import command
-from attncli.cli.options import Many, WorkOptions
+from attncli.cli.options import WorkOptions
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentOptions:
     """What to draw, where there are no files."""
 
-    dk: Many = option(None, "Widths d_k to try. [default: 64]", "N|A:B:xF|A:B:+D")
+    dk: list[str] | None = option(None, "Widths d_k to try. [default: 64]", "N|A:B:xF|A:B:+D")
     samples: int | None = option(None, "Dot products. [default: 100000]", "N")
     keys: int | None = option(None, "Keys of each query. [default: 8]", "N")
     dist: DistributionName | None = option(
@@ -28,12 +25,12 @@ class ExperimentOptions:
     std: float | None = option(None, "Deviation of an entry. [default: its own]", "X")
     correlation: float | None = option(None, "Between the entries of q and k. [default: 0]", "R")
     df: float | None = option(None, "Degrees of freedom of student-t. [default: 10]", "N")
-    scale_rule: Many = option(
+    scale_rule: list[str] | None = option(
         None,
         "1/√d_k, 1/d_k, 1, ln(keys)/√d_k or a number, side by side. [default: sqrt]",
         "sqrt|linear|none|log-n|X",
     )
-    temperatures: Many = option(None, "Side by side. [default: 1]", "T[,T…]")
+    temperatures: list[str] | None = option(None, "Side by side. [default: 1]", "T[,T…]")
     seed: int | None = option(None, "Of the draws. [default: 0]", "N")
 
 
@@ -46,23 +43,17 @@ class AuditOptions:
     )
 
 
-def register(app: typer.Typer) -> None:
-    """Add `variance` to the program."""
+def variance(
+    inputs: FileOptions,
+    words: AttentionWords,
+    experiment: ExperimentOptions,
+    audit: AuditOptions,
+    output: WorkOptions,
+) -> str:
+    """Measure the variance of q·k that makes 1/√d_k necessary.
 
-    @command(app, "variance")
-    def variance(
-        inputs: FileOptions,
-        words: AttentionWords,
-        experiment: ExperimentOptions,
-        audit: AuditOptions,
-        output: WorkOptions,
-    ) -> None:
-        """Measure the variance of q·k that makes 1/√d_k necessary.
-
-        Without files it draws queries and keys: variance against theory, and softmax with and
-        without the scale. With files it takes the exact variance of all visible scores of every
-        head apart: which part softmax sees, and what the assumption behind 1/√d_k predicts.
-        """
-        from attncli.cli.variance_run import run_variance
-
-        run_variance(inputs, words, experiment, audit, output)
+    Without files it draws queries and keys: variance against theory, and softmax with and
+    without the scale. With files it takes the exact variance of all visible scores of every
+    head apart: which part softmax sees, and what the assumption behind 1/√d_k predicts.
+    """
+    return "attncli.cli.variance_run"

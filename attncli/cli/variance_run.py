@@ -22,8 +22,8 @@ from attncli.attention.options import DistributionName, Precision
 from attncli.attention.problem import Problem
 from attncli.attention.variance.audit import audit, diagnosis
 from attncli.attention.variance.experiment import ExperimentSpec, ScaleRule, parse_scale_rule
-from attncli.cli.emit import Record, emit
-from attncli.cli.options import WorkOptions, defaults_of, make_printer
+from attncli.cli.emit import Record, emit, make_printer
+from attncli.cli.options import WorkOptions, defaults_of
 from attncli.cli.variance import AuditOptions, ExperimentOptions
 from attncli.columns import record_of
 from attncli.errors import UsageError
@@ -31,7 +31,7 @@ from attncli.report.printer import Printer
 from attncli.report.variance import audit_tables, experiment_tables, fit_tables
 
 
-def run_variance(
+def run(
     inputs: FileOptions,
     words: AttentionWords,
     experiment: ExperimentOptions,
