@@ -168,6 +168,32 @@ def test_right_weights_pass(dtype: torch.dtype) -> None:
         assert found.passed, (seed, found.explanation)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_outputs_too_small_for_their_dtype_pass(dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 2, 24, 16, generator=random).to(dtype) for _ in range(3))
+    v = v * (1e-6 if dtype == torch.float16 else 1e-37)
+    output = scaled_dot_product_attention(q, k, v)
+    problem = make_problem(q, k, v, AttentionOptions())
+    assert compared(problem, AttentionOptions(), Target.OUTPUT, output).passed
+    off = compared(problem, AttentionOptions(), Target.OUTPUT, output * 3)
+    assert not off.passed
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sink_far_above_the_keys_is_rounded_too(dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(1, 1, 64, 16, generator=random).to(dtype) for _ in range(3))
+    options = AttentionOptions(sinks=np.array([60.0]))
+    logits = q.float() @ k.float().mT / 4
+    joined = torch.cat([logits, torch.full((1, 1, 64, 1), 60.0)], -1)
+    weights = joined.softmax(-1)[..., :-1]  # of some 1e-26: normal in float32 alone
+    output = weights @ v.float()
+    problem = make_problem(q, k, v, options)
+    assert compared(problem, options, Target.OUTPUT, output.to(dtype)).passed
+    assert compared(problem, options, Target.WEIGHTS, weights.to(dtype)).passed
+
+
 def test_zeros_beside_one_outlier_are_off() -> None:
     """The very case in which a bound by the largest |V| of the head calls zeros right."""
     problem, right = even_attention(4096, torch.float16)

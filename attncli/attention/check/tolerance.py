@@ -3,13 +3,13 @@
 With u the unit roundoff of the candidate's dtype, u₃₂ that of the arithmetic of its logits
 (2⁻²⁴, also beside float16 and bfloat16; 2⁻⁵³ beside float64), L_i = ‖q_i‖·max‖k_j‖·|scale| over
 the visible keys, which no |score| exceeds, nor the terms of one that cancel and are rounded too,
-or the largest |logit| where a bias makes that more, and a_ic = Σ_j w_ij·|v_jc| of the very cell,
-|actual − expected| may be
+or the largest |logit| where a bias or a sink makes that more, and a_ic = Σ_j w_ij·|v_jc| of the
+very cell, |actual − expected| may be
 
     target      of |expected|                  beside it
     output      2u                             a_ic·(u + 4·u₃₂·(1 + L_i)), for float16 plus
-                                               2⁻²⁵·Σ_j |v_jc| of the visible keys
-    weights     2u + 8·u₃₂·(1 + L_i)           u² of the row's largest, and the smallest number
+                                               2⁻²⁵·(1 + Σ_j |v_jc|) of the visible keys
+    weights     2u + 8·u₃₂·(1 + L_i)           u² of the row's largest
     logsumexp   2u                             4·u₃₂·(1 + L_i + ln S_k)
 
     dtype       u
@@ -18,6 +18,8 @@ or the largest |logit| where a bias makes that more, and a_ic = Σ_j w_ij·|v_jc
     float16     2⁻¹¹
     bfloat16    2⁻⁸
     float8      2⁻⁴ (e4m3), 2⁻³ (e5m2)
+
+and beside all of them what is lost of numbers too small for the dtype.
 
 An output errs by Σ δ_j·w_j·v_j with |δ_j| ≤ u for the rounding of weights before they meet V, by
 the rounding of the logits, and by its own last rounding; weights that are subnormal in float16
@@ -43,6 +45,8 @@ from attncli.attention.problem import Problem
 _LOGIT_ROUNDINGS = 4.0
 # Half the distance of float16's subnormal numbers.
 _SUBNORMAL_ERROR = 2.0**-25
+# Below it subnormal numbers are often flushed to 0, and no one misses them.
+_TINY = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,7 @@ class Tolerance:
             return own + self.atol, None
         if candidate.target is Target.WEIGHTS:
             largest = size.amax(-1, keepdim=True) if size.shape[-1] else 0.0
-            smallest = torch.finfo(candidate.dtype).smallest_normal * 2 * unit
-            return own + unit * unit * largest + smallest, None
+            return own + unit * unit * largest + 2 * smallest_number(candidate.dtype), None
         if candidate.target is Target.LOGSUMEXP:
             keys = math.log(max(1, expected.weights.shape[-1]))
             return own + inner * (logit + keys), None
@@ -104,19 +107,21 @@ class Tolerance:
         """`bounds` of an output, of c_i (b, h, R, 1)."""
         assert expected.output is not None
         assert expected.v is not None
+        smallest = smallest_number(candidate.dtype)
         output, v = (_finite(one.to(torch.float64)) for one in (expected.output, expected.v))
         weights = expected.weights.to(torch.float64)
         if not bool((torch.isfinite(expected.logsumexp) | expected.empty).all()):
             weights = _finite(weights)
         if candidate.dtype == torch.float16:
             off = weights * rounding + _SUBNORMAL_ERROR * expected.visible  # (b, h, R, S_k)
-            allowed, of_keys = own + off @ v.abs(), off.square().sum(2)  # (b, h, S_k)
+            spread, of_keys = off @ v.abs(), off.square().sum(2)  # (b, h, S_k)
         else:
-            allowed = own + rounding * (weights @ v.abs())
+            spread = rounding * (weights @ v.abs())
             of_keys = (rounding.square().mT @ weights.square())[:, :, 0]
+        allowed = own + spread + smallest
         if self.rtol is not None:
             return allowed, None
-        own_rounding = (rounding * output).square().sum((2, 3))
+        own_rounding = ((rounding * output).square() + smallest**2).sum((2, 3))
         return allowed, own_rounding + (of_keys * v.square().sum(-1)).sum(-1)
 
     def _of_logits(self, candidate: Candidate) -> float:
@@ -128,6 +133,12 @@ class Tolerance:
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Half the distance from 1 to the next number."""
     return torch.finfo(dtype).eps / 2
+
+
+def smallest_number(dtype: torch.dtype) -> float:
+    """What rounding to 0 may lose: half a subnormal step, or all of them where few matter."""
+    normal = float(torch.finfo(dtype).smallest_normal)
+    return normal if normal < _TINY else normal * unit_roundoff(dtype)
 
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:

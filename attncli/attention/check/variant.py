@@ -130,7 +130,8 @@ class Expected:
         empty: bool (b, h, R, 1), True for a query that sees no key.
         logits: (b, h, R, S_k), what the softmax was given, −inf at invisible cells.
         logit_size: (b, h, R, 1), what no |logit| of the row exceeds, nor the terms that it is
-            summed of: ‖q‖·|scale| times the largest ‖k‖ that is seen, or more beside a bias.
+            summed of: ‖q‖·|scale| times the largest ‖k‖ that is seen, or more beside a bias or a
+            sink.
         visible: bool (b, h, R, S_k).
         seen: bool (b, h, S_k), keys that some of the rows see.
         v: (b, h, S_k, d_v), the values of each head; None without an output.
@@ -282,6 +283,8 @@ def _logits(
     size = q.norm(dim=-1, keepdim=True) * longest * abs(problem.scale / problem.temperature)
     if bias is not None and lengths.shape[-1]:
         size = torch.maximum(size, _largest(found.masked))
+    if problem.sinks is not None:  # a sink above the keys is subtracted from them
+        size = torch.maximum(size, problem.cast(problem.sinks[part.head])[:, None, None])
     if variant.cap_after_mask and problem.softcap is not None:
         capped = problem.softcap * torch.tanh(found.masked / problem.softcap)
         found = replace(found, masked=capped, visible=torch.ones_like(found.visible))
