@@ -16,15 +16,16 @@ from attncli.attention.options import DistributionName
 from attncli.attention.softmax_stats import softmax_stats
 from attncli.attention.variance import experiment as experiment_module
 from attncli.attention.variance.audit import diagnosis
-from attncli.attention.variance.clustered import ClusterSums, student_quantile
 from attncli.attention.variance.distributions import Distribution
 from attncli.attention.variance.experiment import (
+    ClusterSums,
     ExperimentRecord,
     ExperimentSpec,
     ScaleRule,
     experiment,
     parse_scale_rule,
     scale_of,
+    student_quantile,
 )
 from attncli.attention.variance.moments import ScoreMoments
 from attncli.errors import UsageError
