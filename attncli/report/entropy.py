@@ -19,7 +19,6 @@ from attncli.report.stage_tables import shade
 from attncli.report.table import (
     GAP,
     TableColumn,
-    aligned,
     cell,
     decimals,
     record_table,
@@ -75,7 +74,7 @@ class Style:
         values = [record[column.key] for record in records]
         if column.is_key and column.key not in ("query", "key"):
             return len(set(values)) > 1
-        return any(values) if column.key.split("_")[-1] in ("rows", "nonfinite") else True
+        return any(values) if column.key.endswith(("_rows", "nonfinite")) else True
 
 
 def head_tables(
@@ -155,16 +154,16 @@ def heads_picture(
         yield "no heads"
         return
     known = [value for _, values in lines for value in values.values() if _is_finite(value)]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
-    span = f"from {style.number(low)} to {style.number(high)}"
+    among = ValueRange(min(known, default=0.0), max(known, default=0.0), style.printer)
+    span = f"from {style.number(among.low)} to {style.number(among.high)}"
     width = min(style.printer.width, PICTURE_WIDTH)
-    whole = _values(lines, low, high, style)
+    whole = _values(lines, among, style)
     if sum(column.width + GAP for column in whole) - GAP <= width:
         yield table(whole, style.printer)
         yield span
         return
-    yield from _marks(lines, low, high, style, width)
-    yield f"{span}, {_mark(0.0, style.printer)} to {_mark(1.0, style.printer)}; {MISSING} for none"
+    yield from _marks(lines, among, width)
+    yield f"{span}, {among.mark(among.low)} to {among.mark(among.high)}; {MISSING} for none"
 
 
 def histogram(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
@@ -180,7 +179,7 @@ def histogram(records: Sequence[Record], style: Style) -> Iterator[RenderableTyp
     if not entropies:
         yield "no row has an entropy"
         return
-    yield from _bars(entropies, style)
+    yield _bars(entropies, style)
     mean = math.fsum(entropies) / len(entropies)
     empty = sum(value is None for value in found)
     broken = len(found) - len(entropies) - empty
@@ -298,72 +297,69 @@ def _lines(records: Sequence[Record], column: Column) -> Lines:
     return lines
 
 
-def _values(lines: Lines, low: float, high: float, style: Style) -> list[TableColumn]:
+@dataclass(frozen=True, slots=True)
+class ValueRange:
+    """The smallest value of a picture and the largest, and how those between are shown."""
+
+    low: float
+    high: float
+    printer: Printer
+
+    def share(self, value: float | None) -> float | None:
+        """Where a value stands between the smallest and the largest; None for no number."""
+        if value is None or math.isnan(value):
+            return None
+        if math.isinf(value):
+            return 1.0 if value > 0 else 0.0
+        return 0.0 if self.high == self.low else (value - self.low) / (self.high - self.low)
+
+    def shade(self, value: float | None) -> str:
+        """The style of a value."""
+        share = self.share(value)
+        return "" if share is None or not self.printer.colored else shade(share)
+
+    def mark(self, value: float | None) -> str:
+        """The character for a value."""
+        share = self.share(value)
+        marks = self.printer.sign(MARKS, PLAIN_MARKS)
+        return MISSING if share is None else marks[min(int(share * len(marks)), len(marks) - 1)]
+
+
+def _values(lines: Lines, among: ValueRange, style: Style) -> list[TableColumn]:
     """The names of the lines, and a column of values for each head: two decimals at most."""
     known = [value for _, values in lines for value in values.values()]
     whole = all(value is None or isinstance(value, int) for value in known)
     digits = 0 if whole else min(style.digits, 2)
-    columns = [TableColumn("", [name for name, _ in lines], is_text=True, is_key=True)]
-    for head in dict.fromkeys(head for _, values in lines for head in values):
-        cells = [
-            Text(decimals(values[head], digits), _shade(values[head], low, high, style))
-            if head in values
-            else ""
-            for _, values in lines
-        ]
-        columns.append(TableColumn(str(head), cells))
-    return columns
+
+    def cell_of(values: dict[int, float | None], head: int) -> Text:
+        value = values.get(head)
+        return Text(decimals(value, digits) if head in values else "", among.shade(value))
+
+    heads = dict.fromkeys(head for _, values in lines for head in values)
+    return [
+        TableColumn("", [name for name, _ in lines], is_text=True, is_key=True),
+        *(TableColumn(str(head), [cell_of(values, head) for _, values in lines]) for head in heads),
+    ]
 
 
-def _marks(
-    lines: Lines, low: float, high: float, style: Style, width: int
-) -> Iterator[RenderableType]:
+def _marks(lines: Lines, among: ValueRange, width: int) -> Iterator[RenderableType]:
     """A mark for each head, in parts where not even marks fit."""
-    lead = min(max(text_width(name) for name, _ in lines), style.printer.width // 3)
+    lead = min(max(text_width(name) for name, _ in lines), among.printer.width // 3)
     at_once = max(1, width - lead - GAP)
-    most = max(len(values) for _, values in lines)
-    for start in range(0, most, at_once):
-        names: list[str] = []
-        cells: list[Text] = []
-        heads: list[int] = []
-        for name, values in lines:
-            inside = list(values.items())[start : start + at_once]
-            if inside:
-                names.append(_from_left(name, lead))
-                marks = Text()
-                for _, value in inside:
-                    share = _share(value, low, high)
-                    marks.append(_mark(share, style.printer), _shade(value, low, high, style))
-                cells.append(marks)
-                heads = max(heads, [head for head, _ in inside], key=len)
-        yield table(
-            [
-                TableColumn("", names, is_text=True, is_key=True),
-                TableColumn(_ruler(heads), cells, is_text=True),
-            ],
-            style.printer,
-        )
-
-
-def _share(value: float | None, low: float, high: float) -> float | None:
-    """Where a value stands between the smallest and the largest; None for no number."""
-    if value is None or math.isnan(value):
-        return None
-    if math.isinf(value):
-        return 1.0 if value > 0 else 0.0
-    return 0.0 if high == low else (value - low) / (high - low)
-
-
-def _shade(value: float | None, low: float, high: float, style: Style) -> str:
-    share = _share(value, low, high)
-    return "" if share is None or not style.printer.colored else shade(share)
-
-
-def _mark(share: float | None, printer: Printer) -> str:
-    if share is None:
-        return MISSING
-    marks = printer.sign(MARKS, PLAIN_MARKS)
-    return marks[min(int(share * len(marks)), len(marks) - 1)]
+    for start in range(0, max(len(values) for _, values in lines), at_once):
+        parts = [(name, list(values.items())[start : start + at_once]) for name, values in lines]
+        parts = [(name, inside) for name, inside in parts if inside]
+        names = [_from_left(name, lead) for name, _ in parts]
+        heads = max(([head for head, _ in inside] for _, inside in parts), key=len)
+        marks = [
+            Text.assemble(*((among.mark(value), among.shade(value)) for _, value in inside))
+            for _, inside in parts
+        ]
+        columns = [
+            TableColumn("", names, is_text=True, is_key=True),
+            TableColumn(_ruler(heads), marks, is_text=True),
+        ]
+        yield table(columns, among.printer)
 
 
 def _ruler(heads: Sequence[int]) -> str:
@@ -381,7 +377,7 @@ def _from_left(text: str, width: int) -> str:
     return text if text_width(text) <= width else "…" + text[len(text) - width + 1 :]
 
 
-def _bars(entropies: Sequence[float], style: Style) -> Iterator[RenderableType]:
+def _bars(entropies: Sequence[float], style: Style) -> RenderableType:
     low, high = min(entropies), max(entropies)
     # Rows that differ by rounding alone are one bar, not twenty.
     bins = BINS if high - low > 1e-9 * max(1.0, high) else 1
@@ -391,11 +387,12 @@ def _bars(entropies: Sequence[float], style: Style) -> Iterator[RenderableType]:
         counts[min(int((value - low) / width), bins - 1) if width and bins > 1 else 0] += 1
     edges = [low + width * index for index in range(bins)] + [high]
     spans = [f"{style.number(a)} to {style.number(b)}" for a, b in itertools.pairwise(edges)]
-    widest, digits = max(map(text_width, spans)), len(str(max(counts)))
-    room = min(BAR_WIDTH, max(4, style.printer.width - widest - digits - 4))
-    for count, span in zip(counts, spans, strict=True):
-        bar = style.printer.sign("█", "#") * max(int(count > 0), round(room * count / max(counts)))
-        yield f"{aligned(span, widest)}  {count:>{digits}}  {bar}".rstrip()
+    rows = TableColumn("rows", list(map(str, counts)))
+    entropy = TableColumn(f"entropy ({style.unit})", spans)
+    room = min(BAR_WIDTH, max(4, style.printer.width - entropy.width - rows.width - 2 * GAP))
+    sign = style.printer.sign("█", "#")
+    bars = [sign * max(int(count > 0), round(room * count / max(counts))) for count in counts]
+    return table([entropy, rows, TableColumn("", bars, is_text=True)], style.printer)
 
 
 def _is_finite(value: float | None) -> TypeGuard[float]:

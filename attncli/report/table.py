@@ -125,12 +125,6 @@ def text_width(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
-def aligned(text: str, width: int, *, left: bool = False) -> str:
-    """The text filled up with spaces to a width on the terminal."""
-    space = " " * (width - text_width(text))
-    return text + space if left else space + text
-
-
 def shortened(text: str, width: int) -> str:
     """The text cut to a width on the terminal, with an ellipsis."""
     if text_width(text) <= width:

@@ -16,7 +16,7 @@ import pytest
 from plain import Run
 
 from attncli.cli.emit import progress
-from attncli.report.entropy import _mark
+from attncli.report.entropy import ValueRange
 from attncli.report.printer import Printer
 
 MINILM = Path(__file__).parents[2] / "sample_inputs" / "minilm.safetensors"
@@ -112,10 +112,10 @@ def test_an_encoding_without_blocks_gets_other_marks(monkeypatch: pytest.MonkeyP
         check=True,
     ).stdout
     out.decode("ascii")
-    marks = {_mark(share / 4, Printer()) for share in range(5)}
+    marks = {ValueRange(0.0, 1.0, Printer()).mark(share / 4) for share in range(5)}
     assert len(marks) == 5
     monkeypatch.setattr("attncli.report.printer.Printer.sign", lambda self, usual, plain: plain)
-    marks = {_mark(share / 4, Printer()) for share in range(5)}
+    marks = {ValueRange(0.0, 1.0, Printer()).mark(share / 4) for share in range(5)}
     assert marks == set(".:+*#")
 
 
