@@ -24,7 +24,7 @@ _HOMES = {
     "StageStatistics": "attncli.attention.stages",
     "entropy": "attncli.api",
     "Entropies": "attncli.analysis.entropy",
-    "mask": "attncli.api",
+    "mask": "attncli.analysis.mask",
     "AuditedMask": "attncli.analysis.mask",
     "variance": "attncli.api",
     "Audited": "attncli.analysis.variance",
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from attncli.analysis.compute import Computed as Computed
     from attncli.analysis.entropy import Entropies as Entropies
     from attncli.analysis.mask import AuditedMask as AuditedMask
+    from attncli.analysis.mask import mask as mask
     from attncli.analysis.variance import Audited as Audited
     from attncli.api import check as check
     from attncli.api import compute as compute
     from attncli.api import entropy as entropy
-    from attncli.api import mask as mask
     from attncli.api import variance as variance
     from attncli.attention.options import AttentionOptions as AttentionOptions
     from attncli.attention.options import Corner as Corner

@@ -11,19 +11,16 @@ from attncli.analysis.attention_arguments import TensorLike, read_keywords, stor
 from attncli.analysis.check import Checked, check_tensors, require_candidates
 from attncli.analysis.compute import Computed, ask_stages, compute_stages
 from attncli.analysis.entropy import Entropies, measure, thresholds_of
-from attncli.analysis.mask import SOFTMAX, AuditedMask, sizes_of, suspicions
 from attncli.analysis.values import choice_of
 from attncli.analysis.variance import Audited, experiment_specs, experiments
 from attncli.attention.check.candidate import Target
-from attncli.attention.masks.audit import audit as audit_mask
-from attncli.attention.masks.build import build_mask
 from attncli.attention.options import AttentionOptions, DistributionName, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.stages import select
 from attncli.attention.streaming.stream import Wanted
 from attncli.attention.variance.audit import audit, diagnosis
 from attncli.attention.variance.experiment import ExperimentRecord, ScaleRule, parse_scale_rule
-from attncli.errors import UsageError, in_python
+from attncli.errors import UsageError
 from attncli.files.torch_tensors import as_torch
 
 
@@ -156,48 +153,6 @@ def entropy(
         batches=selection.batches,
         head_indices=selection.heads,
         problem=problem,
-    )
-
-
-def mask(
-    q_len: int | None = None,
-    k_len: int | None = None,
-    *,
-    batch: int | None = None,
-    heads: int | None = None,
-    **options: Any,
-) -> AuditedMask:
-    """Build a mask from options, count what it lets through, and say what it is.
-
-    >>> attncli.mask(4, causal=True, left_window=1).records[0].kept
-    7
-    >>> attncli.mask(attn_mask=numpy.tri(4, dtype=bool)).options
-    {'causal': True}
-
-    Args:
-        q_len: S_q; None for what the masks say, or S_k.
-        k_len: S_k; None for what the masks say, or S_q, or 8.
-        batch: B; None for what masks and lengths per batch say, or 1.
-        heads: H; None for what `attn_mask` says, or 1.
-        options: the fields of `AttentionOptions` that shape a mask; numbers may stand for tuples
-            of one, and lists, NumPy arrays or torch tensors for arrays.
-
-    Raises:
-        TypeError: a keyword that is no option of a mask.
-        UsageError: options that make no sense, or do not fit the sizes.
-        DataError: a mask of the wrong shape or values.
-    """
-    known = read_keywords(options, without=SOFTMAX)
-    said = {"batch": batch, "heads": heads, "q_len": q_len, "k_len": k_len}
-    built = build_mask(known, sizes_of(known, said))
-    judged = audit_mask(built)
-    return AuditedMask(
-        description=judged.description,
-        options=judged.recognition.options,
-        probably_inverted=judged.recognition.probably_inverted,
-        records=judged.records,
-        mask=built,
-        warnings=tuple(map(in_python, (*built.warnings, *suspicions(judged)))),
     )
 
 

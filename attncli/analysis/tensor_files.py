@@ -39,6 +39,11 @@ class FileGroup:
     warns: bool = True
 
     @property
+    def place(self) -> str:
+        """Its file and name, for messages."""
+        return f"{self.source}, group {self.name}" if self.name else str(self.source)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What the reader of the results should know of the files; reading may add to it."""
         files = {id(file): file for file, _ in self.roles.values() if self.warns}

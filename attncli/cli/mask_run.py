@@ -136,9 +136,9 @@ def run(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> None:
         _compare(prepared)
         return
     mask, judged, printer = prepared.mask, prepared.judged, prepared.printer
-    recognised, lenient = judged.recognition.options, judged.lenient
+    lenient = judged.lenient
     params: Record = {
-        "recognised": None if recognised is None else _plain(recognised),
+        "recognised": judged.recognition.options,
         "recognised_finite_as_hidden": None if lenient is None else lenient.description,
     }
     if prepared.leaks is not None:
@@ -168,7 +168,9 @@ def prepare(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> P
     files, group, softmax = options.files or (), options.group or (), options.effect
     held = words.attn_mask is None
     inputs = find_inputs(files, group, options.layout, softmax=softmax, mask=held)
-    arguments = read_arguments(words, inputs.declared, inputs.place)
+    arguments = read_arguments(
+        words, inputs.declared, "" if inputs.group is None else inputs.group.place
+    )
     if inputs.mask is not None:
         arguments = replace(
             arguments,
@@ -257,22 +259,11 @@ def _records(prepared: Prepared) -> Iterator[Record]:
     too_many = mask.sizes.q_len * mask.sizes.k_len > prepared.options.max_values
     for counted in prepared.judged.records:
         record = record_of(counted)
-        for key in ("first_empty_rows", "first_unused_keys"):
-            record[key] = list(record[key])
         if prepared.work.format is Format.JSON and too_many:
             record |= {"values": None, "values_omitted": True}
         elif prepared.work.format is Format.JSON:
-            cells = mask.head(counted.batch or 0, counted.head or 0).cells(slice(None))
-            record["values"] = cells.tolist()
+            record["values"] = mask.head(counted.batch or 0, counted.head or 0).cells(slice(None))
         yield record
-
-
-def _plain(options: Record) -> Record:
-    """Recognised options as JSON can hold them."""
-    return {
-        name: value.tolist() if hasattr(value, "tolist") else value
-        for name, value in options.items()
-    }
 
 
 def _unused(options: MaskOptions, words: AttentionWords) -> Iterator[str]:

@@ -74,6 +74,8 @@ def strict(value: Any) -> Any:
         return {key: strict(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [strict(part) for part in value]
+    if isinstance(value, np.ndarray):
+        return strict(value.tolist())
     return value
 
 
@@ -92,6 +94,6 @@ def field(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return " ".join(map(str, value))
     return repr(value) if isinstance(value, float) else str(value)
