@@ -51,44 +51,40 @@ class FitResult:
     """How well a variant explains the candidates on some rows.
 
     Attributes:
-        max_abs_error: largest finite error of any candidate; inf where a cell is NaN or inf and
-            should not be.
-        mismatches: cells beyond the tolerance, and heads whose errors rounding does not explain.
-        rms: for each candidate, √ of the mean square of error / tolerance.
-        errors: for each candidate, √ of the mean squared error.
+        sums: the errors of each candidate.
         differs: whether the variant differs from what is right by more than the tolerance.
-        cells: cells compared.
+        plausible: whether nothing beside the errors speaks against it.
     """
 
-    max_abs_error: float
-    mismatches: int
-    rms: tuple[float, ...]
-    errors: tuple[float, ...]
+    sums: tuple[ErrorSums, ...]
     differs: bool
-    cells: int
+    plausible: bool = True
+
+    @property
+    def max_abs_error(self) -> float:
+        """Largest finite error; inf where a cell is NaN or inf and should not be."""
+        return max(math.inf if one.broken else one.max_abs for one in self.sums)
+
+    @property
+    def rms(self) -> float:
+        """√ of the mean square of error / tolerance, summed over the candidates."""
+        return math.fsum(one.rms_allowed for one in self.sums)
+
+    @property
+    def explains(self) -> bool:
+        """Whether every cell is within the tolerance, and every head as rounding explains."""
+        right = not any(one.mismatches or bool(one.heads_off.any()) for one in self.sums)
+        return right and self.plausible and any(one.cells for one in self.sums)
 
     def share_explained(self, before: FitResult) -> float | None:
         """How much of the squared error on the same rows is gone, at most 1, below 0 for more.
 
         The mean over the candidates; None where one of them had no error.
         """
-        return _mean_share(self.errors, before.errors)
-
-    def share_of_ratios(self, before: FitResult) -> float | None:
-        """The same of errors in units of what is allowed."""
-        return _mean_share(self.rms, before.rms)
-
-    @property
-    def explains(self) -> bool:
-        """Whether every cell is within the tolerance."""
-        return self.mismatches == 0 and self.cells > 0
-
-
-def _mean_share(after: Sequence[float], before: Sequence[float]) -> float | None:
-    pairs = list(zip(after, before, strict=True))
-    if not all(old > 0 and math.isfinite(new) for new, old in pairs):
-        return None
-    return math.fsum(1 - (new / old) ** 2 for new, old in pairs) / max(1, len(pairs))
+        pairs = [(new.rms, old.rms) for new, old in zip(self.sums, before.sums, strict=True)]
+        if not all(old > 0 and math.isfinite(new) for new, old in pairs):
+            return None
+        return math.fsum(1 - (new / old) ** 2 for new, old in pairs) / max(1, len(pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +181,7 @@ def judge(variant: Variant, evidence: Evidence, sample: RowSample | None = None)
             if sample is not None and not differs:
                 right = evidence.right(part).of(candidate.target).to(torch.float64)
                 differs = bool(difference(errors.expected, right, errors.allowed).wrong.any())
-    return fit_result(sums, differs=differs)
-
-
-def fit_result(sums: Sequence[ErrorSums], *, differs: bool) -> FitResult:
-    """What the errors of all candidates come to."""
-    return FitResult(
-        max_abs_error=max((math.inf if one.broken else one.max_abs for one in sums), default=0.0),
-        mismatches=sum(one.mismatches + int(one.heads_off.sum()) for one in sums),
-        rms=tuple(one.rms_allowed for one in sums),
-        errors=tuple(one.rms for one in sums),
-        differs=differs,
-        cells=sum(one.cells for one in sums),
-    )
+    return FitResult(tuple(sums), differs)
 
 
 def _chosen(problem: Problem, off: torch.Tensor, cells: int) -> Iterator[Rows]:

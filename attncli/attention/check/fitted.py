@@ -9,13 +9,7 @@ from dataclasses import replace
 import torch
 
 from attncli.attention.check.candidate import Candidate, Target
-from attncli.attention.check.evidence import (
-    Evidence,
-    FitResult,
-    RowSample,
-    fit_result,
-    judge,
-)
+from attncli.attention.check.evidence import Evidence, FitResult, RowSample, judge
 from attncli.attention.check.mistakes import Alternative
 from attncli.attention.check.variant import Variant
 from attncli.attention.check.walk import ErrorSums, cells_of, errors_of
@@ -186,13 +180,11 @@ def find_dropout(variant: Variant, evidence: Evidence) -> FitResult | None:
         left = expected.with_weights(torch.where(cells[0] != 0, expected.weights * factor, 0.0))
         for one, candidate, actual in zip(sums, candidates, cells, strict=True):
             one.add(errors_of(candidate, actual, left, evidence.tolerance), part)
-    found = fit_result(sums, differs=True)
     probability = 1 - 1 / factor
     error = math.sqrt(probability * (1 - probability) / max(1, kept + dropped))
     as_many = abs(dropped / max(1, kept + dropped) - probability) <= _SIGMAS * error
-    if kept >= _ENOUGH_KEPT and dropped >= _ENOUGH_DROPPED and as_many:
-        return found
-    return replace(found, mismatches=max(1, found.mismatches))
+    plausible = kept >= _ENOUGH_KEPT and dropped >= _ENOUGH_DROPPED and as_many
+    return FitResult(tuple(sums), differs=True, plausible=plausible)
 
 
 def _dropout_factor(variant: Variant, evidence: Evidence, source: Candidate) -> float | None:

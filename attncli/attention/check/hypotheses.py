@@ -192,7 +192,7 @@ def _attempt(mistake: Mistake, evidence: Evidence) -> _Attempt | None:
 
 
 def _order(result: FitResult) -> tuple[bool, float, float]:
-    return not result.explains, sum(result.rms), result.max_abs_error
+    return not result.explains, result.rms, result.max_abs_error
 
 
 def _explaining(tried: Sequence[_Attempt], evidence: Evidence) -> list[_Attempt]:
@@ -204,16 +204,16 @@ def _explaining(tried: Sequence[_Attempt], evidence: Evidence) -> list[_Attempt]
         found = [one for one in confirmed if one.result.explains]
     if not found:
         return []
-    least = min(sum(one.result.rms) for one in found)
+    least = min(one.result.rms for one in found)
     limit = max(_AS_GOOD * least, least + _EQUALLY_SMALL)
-    found = [one for one in found if sum(one.result.rms) <= limit]
+    found = [one for one in found if one.result.rms <= limit]
     named = [one for one in found if one.name.startswith("scale:") and one.name != "scale:fitted"]
     return [one for one in found if one.name != "scale:fitted" or not named]
 
 
 def _brings_down(result: FitResult, before: FitResult) -> bool:
     """Whether the errors are clearly smaller than without the mistake."""
-    return before.max_abs_error == float("inf") or sum(result.rms) <= _BETTER * sum(before.rms)
+    return before.max_abs_error == float("inf") or result.rms <= _BETTER * before.rms
 
 
 def _as_hypotheses(tried: Iterable[_Attempt], explaining: Sequence[_Attempt]) -> list[Hypothesis]:
@@ -254,9 +254,9 @@ def _precision(evidence: Evidence) -> list[Hypothesis]:
             )
             for at in places
         ]
-        best = max(results, key=lambda one: one.share_of_ratios(before) or -1.0)
+        best = max(results, key=lambda one: one.share_explained(before) or -1.0)
         alike = best.max_abs_error != float("inf")
-        matches = alike and (best.share_of_ratios(before) or 0.0) >= _SAME_ROUNDING
+        matches = alike and (best.share_explained(before) or 0.0) >= _SAME_ROUNDING
         name = f"precision:{str(dtype).removeprefix('torch.')}"
         # What is the rounding of bfloat16 may have the size of float16's as well.
         named = any(one.matches for one in found)

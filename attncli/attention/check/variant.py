@@ -240,11 +240,6 @@ def evaluate(variant: Variant, part: Part, *, with_output: bool = True) -> Expec
     return bare.with_weights(weights)
 
 
-def all_rows(problem: Problem) -> torch.Tensor:
-    """Int64 (S_q,), every query, on the problem's device."""
-    return torch.arange(problem.sizes.q_len, device=problem.device)
-
-
 def _mask_of(variant: Variant, part: Part) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Visibility and bias, both broadcastable to (b, h, R, S_k)."""
     mask = variant.problem.mask
@@ -356,7 +351,8 @@ def _column_logsumexp(variant: Variant, batch: int, head: int) -> torch.Tensor:
     problem = variant.problem
     total = problem.q.new_full((problem.sizes.k_len,), -math.inf, dtype=problem.dtype)
     step = max(1, _MOST_CELLS // max(1, problem.sizes.k_len))
-    for rows in torch.split(all_rows(problem), step):
+    every = torch.arange(problem.sizes.q_len, device=problem.device)
+    for rows in torch.split(every, step):
         part = Part(slice(batch, batch + 1), slice(head, head + 1), rows)
         masked = _logits(variant, part, *_mask_of(variant, part))[0].masked[0, 0]  # (R, S_k)
         total = torch.logaddexp(total.to(masked.device), torch.logsumexp(masked, 0))
