@@ -258,6 +258,11 @@ def test_options_are_spelt_where_they_are_typed(module: str) -> None:
     assert options_spelt(MODULES[module]) == []
 
 
+def test_the_rules_of_a_mask_are_read_by_the_mask_alone() -> None:
+    reading = {name for name, source in MODULES.items() if re.search(r"mask\.rules\b", source)}
+    assert {name for name in reading if not name.startswith("attncli.attention.masks")} == set()
+
+
 @pytest.mark.parametrize("module", [name for name in MODULES if package_of(name) == "report"])
 def test_report_is_told_results_and_computes_none(module: str) -> None:
     assert computed_by_report(MODULES[module]) == []

@@ -216,6 +216,8 @@ def finite_in(bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     unlikely.
     """
     limit = torch.finfo(dtype)
+    if bias.is_floating_point() and torch.finfo(bias.dtype).max <= limit.max:
+        return bias.to(dtype)
     clamped = bias.to(torch.float64).clamp(limit.min, limit.max)
     return torch.where(torch.isinf(bias), bias.to(torch.float64), clamped).to(dtype)
 
