@@ -20,7 +20,7 @@ from attncli.attention.masks.mask import Mask
 from attncli.attention.masks.rules import BooleanMask
 from attncli.columns import Column, columns_of
 from attncli.report.printer import Printer, heading, paragraph
-from attncli.report.table import record_table
+from attncli.report.table import TableColumn, decimals, record_table, table
 from attncli.spelling import options_text
 
 Record = dict[str, Any]
@@ -68,7 +68,7 @@ def mask_tables(
         more = ", …" if leak.cells > len(leak.first) else ""
         found = f"{leak.cells}, (query, key) {cells}{more}" if leak.cells else "none"
         yield f'leaks through "{leak.rule}": {found}'
-    yield from _bias_lines(mask, digits)
+    yield from _bias_lines(mask, printer, digits)
     if judged.added is not None:
         yield from _added_lines(judged.added)
 
@@ -172,7 +172,7 @@ def _named(records: Sequence[Record]) -> Iterator[str]:
                 yield f"{what.replace('_', ' ')}{where}: {listed}{more}"
 
 
-def _bias_lines(mask: Mask, digits: int) -> Iterator[str]:
+def _bias_lines(mask: Mask, printer: Printer, digits: int) -> Iterator[RenderableType]:
     """ALiBi: its slopes, and the first values of the bias of head 0."""
     if mask.slopes is None:
         return
@@ -181,10 +181,15 @@ def _bias_lines(mask: Mask, digits: int) -> Iterator[str]:
     yield f"ALiBi: adds −slope·|p − j|; slope of each head: {slopes}"
     one, corner = slice(0, 1), slice(0, BIAS_ROWS)
     values = mask.bias(one, one, slice(0, min(BIAS_ROWS, mask.sizes.q_len)), corner)
-    if values is not None:
+    if values is not None and values.size:
         yield "bias of head 0, first queries and keys:"
-        for row in values[0, 0].tolist():
-            yield "  " + " ".join(f"{value + 0.0:>{digits + 4}.{digits}f}" for value in row)
+        columns = values[0, 0].T.tolist()
+        queries = TableColumn("", [str(query) for query in range(len(columns[0]))], is_key=True)
+        keys = (
+            TableColumn(str(key), [decimals(value, digits) for value in column])
+            for key, column in enumerate(columns)
+        )
+        yield table([queries, *keys], printer)
 
 
 def _added_lines(added: AddedValues) -> Iterator[str]:
