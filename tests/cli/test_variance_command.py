@@ -161,16 +161,27 @@ def test_tables_in_nats_with_few_digits(run: Run) -> None:
     assert "entropy (nats)" in text
 
 
-def test_the_same_bytes_whatever_the_threads(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "attncli", "variance", "--dk", "8:64", "-f", "json"]
+@pytest.mark.parametrize("what", ["drawn", "file", "causal"])
+def test_the_same_bytes_whatever_the_threads(tmp_path: Path, what: str) -> None:
+    rng = np.random.default_rng(7)
+    for name in "qk":
+        np.save(tmp_path / f"{name}.npy", rng.standard_normal((2600, 48)).astype(np.float32) + 3)
+    np.save(tmp_path / "mask.npy", rng.random((2600, 2600)) > 0.4)
+    audit = ["q.npy", "k.npy", "--precision", "float32"]
+    options = {
+        "drawn": ["--dk", "8:64", "--samples", "9000"],
+        "file": [*audit, "--attn-mask", "mask.npy"],
+        "causal": [*audit, "--causal"],
+    }
     found = {
         subprocess.run(
-            [*command, "--samples", "9000"],
+            [sys.executable, "-m", "attncli", "variance", *options[what], "-f", "json"],
             check=True,
             capture_output=True,
+            cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": threads, "PYTHONHASHSEED": threads},
         ).stdout
-        for threads in ("1", "3")
+        for threads in ("1", "2", "3")
     }
     assert len(found) == 1
 

@@ -6,8 +6,7 @@ import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import NormalDist
@@ -198,21 +197,21 @@ def experiment(spec: ExperimentSpec) -> tuple[ExperimentRecord, ...]:
     """
     pairs = list(itertools.product(spec.rules, spec.temperatures))
     scales = [scale_of(rule, spec.dk, spec.keys) for rule, _ in pairs]
-    factors = [scale / heat for scale, (_, heat) in zip(scales, pairs, strict=True)]
+    factors = [scale / t for scale, (_, t) in zip(scales, pairs, strict=True)]
     sums, means = _measure(spec, [1.0, *factors])
     common = _common_columns(spec, sums, means[0])
     return tuple(
         ExperimentRecord(
             rule=rule.value if isinstance(rule, ScaleRule) else repr(rule),
             scale=scale,
-            temperature=heat,
+            temperature=temperature,
             scaled_var=sums.variance * factor * factor,
-            entropy_bits_scaled=float(sharpness[0]),
-            max_weight_scaled=float(sharpness[1]),
-            softmax_grad_scaled=float(sharpness[2]),
+            entropy_bits_scaled=float(stats[0]),
+            max_weight_scaled=float(stats[1]),
+            softmax_grad_scaled=float(stats[2]),
             **common,
         )
-        for (rule, heat), scale, factor, sharpness in zip(
+        for (rule, temperature), scale, factor, stats in zip(
             pairs, scales, factors, means[1:], strict=True
         )
     )
@@ -291,48 +290,26 @@ class ClusterSums:
         return variance / reach, variance * reach
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkSums:
-    """What one chunk of draws adds up to.
-
-    Attributes:
-        dots: sums of q·k over queries.
-        sharpness: float64 (factors, 3), sums of the fields of `SoftmaxStats` under every factor of
-            the scores.
-    """
-
-    dots: ClusterSums
-    sharpness: NDArray[np.float64]
-
-    def __add__(self, other: _ChunkSums) -> _ChunkSums:
-        return _ChunkSums(self.dots + other.dots, self.sharpness + other.sharpness)
-
-
 def _measure(spec: ExperimentSpec, factors: list[float]) -> tuple[ClusterSums, NDArray[np.float64]]:
-    """Sums of all dot products, and mean symptoms under every factor, float64 (factors, 3)."""
+    """Sums of all dot products, and mean `SoftmaxStats` under every factor, float64 (factors, 3).
+
+    The chunks are computed a few ahead, and added in their order.
+    """
     per_chunk = max(1, CHUNK_NUMBERS // ((spec.keys + 1) * spec.dk))
     chunks = -(-spec.queries // per_chunk)
-    with np.errstate(under="ignore"):
-        total: _ChunkSums | None = None
-        for found in _in_order(spec, factors, per_chunk, chunks):
-            total = found if total is None else total + found
-    assert total is not None  # samples ≥ 1
-    return total.dots, total.sharpness / spec.queries
-
-
-def _in_order(
-    spec: ExperimentSpec, factors: list[float], per_chunk: int, chunks: int
-) -> Iterator[_ChunkSums]:
-    """The chunks' sums in order, computed a few ahead."""
     threads = spec.threads or default_threads()
-    waiting: deque[Future[_ChunkSums]] = deque()
     with ThreadPoolExecutor(threads) as pool:
-        for chunk in range(chunks):
-            waiting.append(pool.submit(_chunk, spec, factors, per_chunk, chunk))
-            if len(waiting) > 2 * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        waiting = deque(
+            pool.submit(_chunk, spec, factors, per_chunk, chunk)
+            for chunk in range(min(chunks, 2 * threads))
+        )
+        dots, stats = waiting.popleft().result()
+        for chunk in range(1, chunks):
+            if chunk + len(waiting) < chunks:
+                waiting.append(pool.submit(_chunk, spec, factors, per_chunk, chunk + len(waiting)))
+            more_dots, more_stats = waiting.popleft().result()
+            dots, stats = dots + more_dots, stats + more_stats
+    return dots, stats / spec.queries
 
 
 def default_threads() -> int:
@@ -340,18 +317,19 @@ def default_threads() -> int:
     return min(8, os.cpu_count() or 1)
 
 
-def _chunk(spec: ExperimentSpec, factors: list[float], per_chunk: int, chunk: int) -> _ChunkSums:
+def _chunk(
+    spec: ExperimentSpec, factors: list[float], per_chunk: int, chunk: int
+) -> tuple[ClusterSums, NDArray[np.float64]]:
     """Draw one chunk and sum it up."""
     queries = min(per_chunk, spec.queries - chunk * per_chunk)
     seed = np.random.SeedSequence(spec.seed, spawn_key=(spec.dk, chunk))
     scores = _scores(spec, np.random.default_rng(seed), queries)
     counted = spec.samples - chunk * per_chunk * spec.keys
-    found = (softmax_stats(scores * factor) for factor in factors)
-    sharpness = np.array(
-        [[s.entropy_bits.sum(), s.max_weight.sum(), s.softmax_grad.sum()] for s in found]
-    )
     reference = spec.distribution.dot_mean(spec.dk) or 0.0
-    return _ChunkSums(ClusterSums.of(scores, reference, counted), sharpness)
+    with np.errstate(under="ignore"):
+        found = [softmax_stats(scores * factor) for factor in factors]
+    stats = [[s.entropy_bits.sum(), s.max_weight.sum(), s.softmax_grad.sum()] for s in found]
+    return ClusterSums.of(scores, reference, counted), np.array(stats)
 
 
 def _scores(spec: ExperimentSpec, rng: np.random.Generator, queries: int) -> NDArray[np.float64]:
