@@ -33,25 +33,13 @@ class Comparison:
     """
 
     target: Target = column("target", description="what was compared")
-    passed: bool = column(
-        "passed",
-        description="whether every cell is within the tolerance, every head's errors are such as "
-        "rounding explains, and the axes lie as expected",
-    )
-    max_abs_error: float = column(
-        "max abs error", description="largest |actual − expected| of cells finite in both"
-    )
-    max_rel_error: float = column(
-        "max rel error", description="largest |actual − expected| / |expected|, where not 0"
-    )
+    passed: bool = column("passed", description="nothing below is off, and the axes are right")
+    max_abs_error: float = column("max abs error", description="of cells finite in both")
+    max_rel_error: float = column("max rel error", description="/ |expected|, where not 0")
     rms_error: float = column("rms error", description="√ of the mean squared error")
-    cosine: float | None = column(
-        "cosine", description="of the angle between both; none where one of them is all 0"
-    )
+    cosine: float | None = column("cosine", description="none where one of both is all 0")
     mismatches: int = column("mismatches", description="cells beyond the tolerance")
-    worst_index: tuple[int, ...] | None = column(
-        "worst at", description="(batch, head, row, column) of the cell furthest off"
-    )
+    worst_index: tuple[int, ...] | None = column("worst at", description="the cell furthest off")
     actual: float | None = column("actual", description="the candidate there")
     expected: float | None = column("expected", description="the reference there")
     rtol: float = column("rtol", description="|actual − expected| ≤ atol + rtol·|expected| passes")
@@ -62,16 +50,10 @@ class Comparison:
     n_nan: int = column("nan", description="NaN in the candidate")
     n_posinf: int = column("inf", description="+∞ in the candidate")
     n_neginf: int = column("-inf", description="−∞ in the candidate")
-    worst_head: tuple[int, int] | None = column(
-        "worst head", description="(batch, head) whose error is the most times what is explained"
-    )
-    relative_error: float | None = column(
-        "relative error", description="there, rms error in units of the rms of what is expected"
-    )
-    explained_error: float | None = column(
-        "explained error", description="of it, what rounding explains; off beyond 8 times it"
-    )
-    heads_off: int = column("heads off", description="heads, over all batches, beyond that")
+    worst_head: tuple[int, int] | None = column("worst head", description="by error / explained")
+    relative_error: float | None = column("relative error", description="there, rms / expected rms")
+    explained_error: float | None = column("explained error", description="of it, by rounding")
+    heads_off: int = column("heads off", description="heads beyond 8 times what is explained")
     notes: tuple[str, ...] = column(None, description="what other programs do and is forgiven")
     findings: tuple[str, ...]
     reading: str | None
@@ -96,26 +78,14 @@ class Pair:
 
     first: Comparison
     second: Comparison
-    closer: int | None = column(
-        None,
-        description="1 or 2: fewer NaN and inf out of place or, where these are as many, the "
-        "smaller rms error; none where both are alike",
-    )
-    max_abs_error: float = column(
-        None, description="largest |first − second| of cells finite in both"
-    )
+    closer: int | None = column(None, description="1 or 2, by NaN and inf, then by rms error")
+    max_abs_error: float = column(None, description="|first − second| of cells finite in both")
     rms_error: float = column(None, description="√ of the mean squared difference")
     cosine: float | None = column(None, description="of the angle between both")
-    mismatches: int = column(
-        None, description="cells that differ by more than both their tolerances together"
-    )
-    worst_index: tuple[int, ...] | None = column(
-        None, description="(batch, head, row, column) of the cell in which they differ most"
-    )
+    mismatches: int = column(None, description="cells apart by more than both tolerances")
+    worst_index: tuple[int, ...] | None = column(None, description="the cell furthest apart")
     values: tuple[float, float] | None = column(None, description="first and second there")
-    first_part: tuple[int, ...] | None = column(
-        None, description="(batch, head, row) of the first row in which they part"
-    )
+    first_part: tuple[int, ...] | None = column(None, description="the first row apart")
     locations: ErrorLocations
 
 

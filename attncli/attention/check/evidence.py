@@ -76,15 +76,15 @@ class FitResult:
         right = not any(one.mismatches or bool(one.heads_off.any()) for one in self.sums)
         return right and self.plausible and any(one.cells for one in self.sums)
 
-    def share_explained(self, before: FitResult) -> float | None:
-        """How much of the squared error on the same rows is gone, at most 1, below 0 for more.
+    def shares_explained(self, before: FitResult) -> list[float]:
+        """How much of each candidate's squared error on the same rows is gone.
 
-        The mean over the candidates; None where one of them had no error.
+        At most 1, below 0 for more; empty where one of them had no error.
         """
         pairs = [(new.rms, old.rms) for new, old in zip(self.sums, before.sums, strict=True)]
         if not all(old > 0 and math.isfinite(new) for new, old in pairs):
-            return None
-        return math.fsum(1 - (new / old) ** 2 for new, old in pairs) / max(1, len(pairs))
+            return []
+        return [1 - (new / old) ** 2 for new, old in pairs]
 
 
 @dataclass(frozen=True, slots=True)

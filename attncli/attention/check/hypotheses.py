@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -123,7 +126,7 @@ class _Attempt:
     name: str
     alternative: Alternative
     result: FitResult
-    explained: float | None
+    explained: float | None = None
 
 
 def _find(evidence: Evidence, compared: Sequence[Comparison]) -> list[Hypothesis]:
@@ -186,7 +189,8 @@ def _attempt(mistake: Mistake, evidence: Evidence) -> _Attempt | None:
             sample = evidence.sample
             result = judge(alternative.variant, evidence, sample)
         if result.differs and (best is None or _order(result) < _order(best.result)):
-            share = result.share_explained(evidence.before(sample))
+            shares = result.shares_explained(evidence.before(sample))
+            share = fmean(shares) if shares else None
             best = _Attempt(mistake.name, alternative, result, share)
     return best
 
@@ -213,7 +217,7 @@ def _explaining(tried: Sequence[_Attempt], evidence: Evidence) -> list[_Attempt]
 
 def _brings_down(result: FitResult, before: FitResult) -> bool:
     """Whether the errors are clearly smaller than without the mistake."""
-    return before.max_abs_error == float("inf") or result.rms <= _BETTER * before.rms
+    return before.max_abs_error == math.inf or result.rms <= _BETTER * before.rms
 
 
 def _as_hypotheses(tried: Iterable[_Attempt], explaining: Sequence[_Attempt]) -> list[Hypothesis]:
@@ -246,21 +250,18 @@ def _precision(evidence: Evidence) -> list[Hypothesis]:
         return []
     found: list[Hypothesis] = []
     for dtype, places in _ROUNDED.items():
-        results = [
-            judge(
-                replace(base, half_precision=HalfPrecision(dtype, at)),
-                evidence,
-                evidence.quick_rows,
-            )
-            for at in places
-        ]
-        best = max(results, key=lambda one: one.share_explained(before) or -1.0)
-        alike = best.max_abs_error != float("inf")
-        matches = alike and (best.share_explained(before) or 0.0) >= _SAME_ROUNDING
+        shares = []
+        for at in places:
+            variant = replace(base, half_precision=HalfPrecision(dtype, at))
+            result = judge(variant, evidence, evidence.quick_rows)
+            alike = result.max_abs_error < math.inf
+            share = min(result.shares_explained(before), default=0.0) if alike else -1.0
+            shares.append((share, result))
+        share, best = max(shares, key=itemgetter(0))
         name = f"precision:{str(dtype).removeprefix('torch.')}"
         # What is the rounding of bfloat16 may have the size of float16's as well.
-        named = any(one.matches for one in found)
-        found.append(_hypothesis(name, best, matches=matches and not named))
+        matches = share >= _SAME_ROUNDING and not any(one.matches for one in found)
+        found.append(_hypothesis(name, best, matches=matches))
     return found
 
 

@@ -116,14 +116,10 @@ def _offset(of: Callable[[int, int], int]) -> Alternatives:
         old = [int(position) for position in offset]
         new = tuple(of(position, corner) for position in old)
         if list(new) != old:
-            told = new[0] if _alike(new) else new
+            told = new[0] if len(set(new)) == 1 else new
             yield Alternative(variant.with_options(query_offset=new), {"query_offset": told})
 
     return alternatives
-
-
-def _alike(values: tuple[int, ...]) -> bool:
-    return len(set(values)) == 1
 
 
 def _window(by: int) -> Alternatives:
@@ -177,37 +173,27 @@ def _mask_as_additive(variant: Variant) -> Iterator[Alternative]:
 
 def _padding_on_queries(variant: Variant) -> Iterator[Alternative]:
     """Padding that hides rows of padded queries, in the place of padded keys or beside them."""
-    real = _real_keys(variant)
-    sizes = variant.problem.sizes
-    if real is None or sizes.q_len != sizes.k_len:
+    options, problem = variant.options, variant.problem
+    padded = options.key_lengths is not None or options.key_padding is not None
+    if not padded or problem.sizes.q_len != problem.sizes.k_len:
         return
+    real = torch.stack(
+        [torch.as_tensor(problem.mask.real_keys(b)) for b in range(problem.sizes.batch)]
+    ).to(problem.device)  # (B, S_k)
     for bare in (variant.with_options(key_lengths=None, key_padding=None), variant):
         mask = bare.problem.mask
-        hiding = BooleanMask(real[:, None, :, None], shown=True)  # (B | 1, 1, S_q, 1)
+        hiding = BooleanMask(real[:, None, :, None], shown=True)  # (B, 1, S_q, 1)
         yield Alternative(bare.with_problem(mask=mask.also(hiding)))
 
 
-def _real_keys(variant: Variant) -> torch.Tensor | None:
-    """Bool (B | 1, S_k), True = real key, as lengths and padding declare; None without either."""
-    options, problem = variant.options, variant.problem
-    if options.key_lengths is None and options.key_padding is None:
-        return None
-    real = [torch.as_tensor(problem.mask.real_keys(b)) for b in range(problem.sizes.batch)]
-    return torch.stack(real).to(problem.device)
+def _no_softcap(variant: Variant) -> Iterator[Alternative]:
+    if variant.problem.softcap is not None:
+        yield Alternative(variant.with_problem(softcap=None), {"softcap": None})
 
 
-def _softcap(**changes: Any) -> Alternatives:
-    """The soft cap left out, or done after the mask."""
-
-    def alternatives(variant: Variant) -> Iterator[Alternative]:
-        if variant.problem.softcap is None:
-            return
-        if "softcap" in changes:
-            yield Alternative(variant.with_problem(**changes), {"softcap": None})
-        else:
-            yield Alternative(replace(variant, **changes))
-
-    return alternatives
+def _softcap_after_mask(variant: Variant) -> Iterator[Alternative]:
+    if variant.problem.softcap is not None:
+        yield Alternative(replace(variant, cap_after_mask=True))
 
 
 def _softmax(*over: SoftmaxOver) -> Alternatives:
@@ -364,8 +350,8 @@ MISTAKES = (
     Mistake("mask:missing", _mask_missing),
     Mistake("padding:queries", _padding_on_queries),
     Mistake("padding:ignored", _without("key_lengths", "key_padding")),
-    Mistake("softcap:missing", _softcap(softcap=None)),
-    Mistake("softcap:after-mask", _softcap(cap_after_mask=True)),
+    Mistake("softcap:missing", _no_softcap),
+    Mistake("softcap:after-mask", _softcap_after_mask),
     Mistake("heads:tiled", _heads_tiled),
     Mistake("heads:averaged", _heads_averaged),
     Mistake("layout:q", _layout("q")),
