@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 
 from rich.console import RenderableType
 
@@ -43,8 +42,6 @@ from attncli.report.mask import comparison_tables, mask_tables
 from attncli.report.printer import Printer
 
 FAILURES = ("empty-rows", "unused-keys", "leak")
-# Differing cells in tables and JSON; CSV and NDJSON hold them all.
-MOST_CELLS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +232,10 @@ def _compare(prepared: Prepared) -> None:
     found = compare(mask, other)
     names = ("cells", "differing", "only_a", "only_b", "bias_differing")
     streamed = prepared.work.format in (Format.CSV, Format.NDJSON)
-    cells = differing_cells(mask, other)
     prepared.write(
         "mask-compare",
         columns_of(Cell),
-        map(record_of, cells if streamed else islice(cells, MOST_CELLS)),
+        map(record_of, differing_cells(mask, other) if streamed else found.first),
         {"against": against} | {name: getattr(found, name) for name in names},
         lambda records: comparison_tables(found, records, against, printer),
     )

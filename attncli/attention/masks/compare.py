@@ -103,7 +103,9 @@ def compare(a: Mask, b: Mask, limit: int = 10) -> Comparison:
         if _adds(one, other):
             blocks = _blocks(one, other, rows, everything=True)
             biased += sum(int(_other_bias(one, other, *block).sum()) for block in blocks)
-    return Comparison(cells, only_a, only_b, biased, tuple(islice(differing_cells(a, b), limit)))
+    # No more than there are: the walk ends with the last of them.
+    named = islice(differing_cells(a, b), min(limit, only_a + only_b + biased))
+    return Comparison(cells, only_a, only_b, biased, tuple(named))
 
 
 def differing_cells(a: Mask, b: Mask) -> Iterator[Cell]:
@@ -226,12 +228,11 @@ def _exclusive(one: HeadMask, other: HeadMask, rows: int) -> tuple[int, int]:
         excess = int(here.sum() - there.sum())
         differing = int(row_differences(known[0].queries(rows), known[1].queries(rows)).sum())
         return (differing + excess) // 2, (differing - excess) // 2
-    alone = [
-        (np.count_nonzero(seen & ~shown), np.count_nonzero(shown & ~seen))
-        for _, seen, shown in _blocks(one, other, rows)
-    ]
-    only_one, only_other = np.array(alone, np.int64).reshape(-1, 2).sum(0).tolist()
-    return only_one, only_other
+    counts = np.zeros(3, np.int64)  # seen in the one, in the other, in both
+    for _, seen, shown in _blocks(one, other, rows):
+        counts += [np.count_nonzero(cells) for cells in (seen, shown, seen & shown)]
+    seen_by_one, seen_by_other, by_both = counts.tolist()
+    return seen_by_one - by_both, seen_by_other - by_both
 
 
 def _blocks(
