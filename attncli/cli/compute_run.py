@@ -275,7 +275,7 @@ def _entropies(weights: StageResult | None, *, with_sink: bool) -> NDArray[np.ob
 def _opening(one: GroupStages, printer: Printer) -> Iterator[RenderableType]:
     """What stands above the stages: the group, the sizes, and the options in use."""
     if one.group.name:
-        yield heading(f"group {shown(one.group.name)}", printer)
+        yield heading(f"group {shown(one.group.name)}")
     yield problem_line(one.asked.problem, one.group.source)
     used = _options_in_use(one)
     if used:
@@ -354,7 +354,7 @@ def _steps(one: GroupStages, work: WorkOptions) -> list[Step]:
 
 
 def _page(step: Step, number: int, printer: Printer) -> Iterator[RenderableType]:
-    yield heading(f"{number}. {step.name}", printer)
+    yield heading(f"{number}. {step.name}")
     yield paragraph(step.formula, printer, style="cyan")
     yield paragraph(step.shape, printer)
     yield paragraph(step.purpose, printer, style="italic")

@@ -43,7 +43,7 @@ def check_tables(
     """
     matching = [one for one in found.hypotheses if one.matches]
     for comparison in found.comparisons:
-        yield heading(_verdict(comparison, matching), printer)
+        yield heading(_verdict(comparison, matching))
     told: dict[str, list[str]] = {}
     for one in matching:
         words = command(one)
@@ -53,7 +53,7 @@ def check_tables(
     for comparison in found.comparisons:
         yield ""
         if len(found.comparisons) > 1:
-            yield heading(str(comparison.target), printer)
+            yield heading(str(comparison.target))
         yield from _errors(comparison, printer, digits)
     if not found.passed:
         yield from _others(found, bool(matching), printer)
@@ -66,14 +66,14 @@ def pair_tables(
 ) -> Iterator[RenderableType]:
     """Which of two candidates is closer, each against the reference, and where they part."""
     closer = "both are equally close" if found.closer is None else names[found.closer - 1]
-    yield heading(f"closer to the reference: {closer}", printer)
+    yield heading(f"closer to the reference: {closer}")
     for comparison, name in zip((found.first, found.second), names, strict=True):
         yield ""
         word = "right" if comparison.passed else "OFF"
-        yield heading(f"{name} ({comparison.target}): {word}", printer)
+        yield heading(f"{name} ({comparison.target}): {word}")
         yield from _errors(comparison, printer, digits)
     yield ""
-    yield heading("between them", printer)
+    yield heading("between them")
     cells = found.first.cells
     yield _line("part", f"{found.mismatches} of {cells} cells, by more than both tolerances")
     cosine = "–" if found.cosine is None else f"{found.cosine:.9g}"

@@ -84,7 +84,7 @@ def head_tables(
     sampled = any(column.key == "sampled_queries" for column in columns)
     for named, of_group in by_group(records):
         if named:
-            yield heading(named, style.printer)
+            yield heading(named)
         yield table(_head_columns(of_group, columns, style, sampled), style.printer)
         yield ""
     if sampled:
@@ -99,7 +99,7 @@ def variant_tables(records: Sequence[Record], style: Style) -> Iterator[Renderab
     """Scales or temperatures side by side, a line a head."""
     for named, of_group in by_group(records):
         if named:
-            yield heading(named, style.printer)
+            yield heading(named)
         yield table(_variant_columns(of_group, style), style.printer)
         yield ""
     yield style.note(
@@ -148,7 +148,7 @@ def heads_picture(
     Values stand in the picture where they fit the width, otherwise one mark each.
     """
     unit = f" ({column.unit})" if column.unit else ""
-    yield heading(f"{column.heading or column.key}{unit}: heads across", style.printer)
+    yield heading(f"{column.heading or column.key}{unit}: heads across")
     lines = _lines(records, column)
     if not lines:
         yield "no heads"
@@ -173,7 +173,7 @@ def histogram(records: Sequence[Record], style: Style) -> Iterator[RenderableTyp
         return
     first, unit = records[0], str(style.unit)
     place = f"{first['group']} head {head_name(first)}".strip()
-    yield heading(f"row entropies of {place} ({unit})", style.printer)
+    yield heading(f"row entropies of {place} ({unit})")
     found = [record[f"entropy_{unit}"] for record in records]
     entropies = [value for value in found if _is_finite(value)]
     if not entropies:

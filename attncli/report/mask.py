@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from attncli.attention.masks.audit import (
     AddedValues,
@@ -125,9 +126,9 @@ def _first(
 def _title(text: str, printer: Printer) -> RenderableType:
     """What the mask is; in red where that is probably a mistake."""
     if not text.startswith("probably inverted") and ": probably inverted" not in text:
-        return heading(text, printer) if len(text) <= printer.width else text
+        return heading(text) if len(text) <= printer.width else text
     loud = text.replace("probably inverted", "PROBABLY INVERTED")
-    return printer.styled((loud, "bold rgb(255,255,255) on rgb(176,32,32)"))
+    return Text(loud, "bold rgb(255,255,255) on rgb(176,32,32)")
 
 
 def _options_text(options: dict[str, Any]) -> str:
@@ -234,7 +235,7 @@ def picture(
     # Characters are twice as high as wide: two for a cell make a square, where they fit.
     room = min(MOST_COLUMNS, printer.width - LABEL_WIDTH - 4)
     wide = 2 if counts.sizes.max() == 1 and 2 * counts.counts.shape[1] <= room else 1
-    yield printer.styled((" " * (lead + 1) + _column_scale(counts, wide), "dim"))
+    yield Text(" " * (lead + 1) + _column_scale(counts, wide), "dim")
     for row in range(len(counts.counts)):
         line = [(f"{names[row]:>{lead}} ", "dim")]
         for column in range(counts.counts.shape[1]):
@@ -243,7 +244,7 @@ def picture(
                 line.append((f"{mark:<{wide}}", "dim"))
             else:
                 line.append((mark * wide, "rgb(46,134,222)"))
-        yield printer.styled(*line[:-1], (line[-1][0].rstrip(), line[-1][1]))
+        yield Text.assemble(*line[:-1], (line[-1][0].rstrip(), line[-1][1]))
     if counts.sizes.size and counts.sizes.max() > 1:
         yield (
             f"{'':>{lead}} each character stands for up to {counts.sizes.max()} cells: "

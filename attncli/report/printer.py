@@ -114,12 +114,6 @@ class Printer:
             console.print(part, soft_wrap=isinstance(part, Text))
         return "\n".join(line.rstrip() for line in captured.get().split("\n"))
 
-    def styled(self, *parts: tuple[str, str]) -> RenderableType:
-        """Texts with their styles, one after another; where there is no colour, without rich."""
-        if not self.colored:
-            return Preformatted("".join(text for text, _ in parts))
-        return Text.assemble(*parts)
-
     def sign(self, usual: str, plain: str) -> str:
         """A sign, or what takes as much room where standard output cannot encode it."""
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
@@ -176,9 +170,9 @@ def encodable(text: str, stream: TextIO) -> str:
     return text
 
 
-def heading(text: str, printer: Printer) -> RenderableType:
+def heading(text: str) -> RenderableType:
     """A line that stands out where there is colour."""
-    return printer.styled((text, "bold"))
+    return Text(text, "bold")
 
 
 def paragraph(text: str, printer: Printer, *, style: str = "", lead: str = "") -> RenderableType:
@@ -191,4 +185,4 @@ def paragraph(text: str, printer: Printer, *, style: str = "", lead: str = "") -
         subsequent_indent=indent + " " * len(lead),
         break_long_words=False,
     )
-    return printer.styled((wrapped, style))
+    return Text(wrapped, style)

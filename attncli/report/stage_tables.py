@@ -104,7 +104,7 @@ def stage_tables(result: StageResult, view: StageView) -> Iterator[RenderableTyp
     if result.stage is Stage.MASKED:
         hides = "−∞ where the query may not see the key" if result.n_masked else "nothing hidden"
         title += f", {hides}"
-    yield heading(f"{title}   {result.shape}", view.printer)
+    yield heading(f"{title}   {result.shape}")
     if result.values is None:
         yield "  not shown" if 0 not in result.shape else "  no cells"
         yield ""
