@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ class TensorFile:
         load: reads the data of a header, given what messages call it; use `read`.
         metadata: group → that group's own options and labels (safetensors key "attncli").
         warnings: what the user should know of the file; reading may add to it.
+        others: what the file holds beside dense tensors: name → what it is, and advice.
     """
 
     source: str
@@ -35,6 +36,13 @@ class TensorFile:
     load: Callable[[TensorHeader, str], NDArray[Any]]
     metadata: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    others: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Say what is left out."""
+        if self.others:
+            told = listed(f"{name} ({what})" for name, (what, _) in self.others.items())
+            self.warnings.append(f"{place(self.source)}: left out as no dense tensor: {told}")
 
     def read(self, name: str | None = None) -> StoredTensor:
         """Read one tensor: mapped into memory where the format allows it.
@@ -63,12 +71,16 @@ class TensorFile:
         for header in self.headers:
             if header.name == name:
                 return header
+        if name is not None and name in self.others:
+            what, advice = self.others[name]
+            where = f"{place(self.source)}::{shown(name)}"
+            raise DataError(where, f"expected a dense tensor, got {what}", advice)
         wanted = "one tensor" if name is None else f"a tensor named {shown(name)}"
         present = listed(header.name for header in self.headers)
         raise DataError(place(self.source), f"expected {wanted}, got {present}")
 
     def _suffix(self, header: TensorHeader) -> str:
-        if len(self.headers) == 1 or header.name is None:
+        if header.name is None or len(self.headers) + len(self.others) == 1:
             return ""
         return "::" + shown(header.name)
 

@@ -1,15 +1,18 @@
 """All that takes torch: the .pt format, and stored tensors of every format as torch's own.
 
-torch's reader is held to tensors in lists and dicts and nothing else.
+torch's reader is held to tensors in lists and dicts; whatever else is in a file is only named.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,60 +22,208 @@ from attncli.errors import DataError, UsageError
 from attncli.files.container import TensorFile
 from attncli.files.limits import require_memory
 from attncli.files.tensor import BY_NAME, FLOATS, StoredTensor, TensorHeader, true_dtype
-from attncli.files.text import place, shown
+from attncli.files.text import listed, place, shown
 
 # Far beyond any real file: a few bytes can describe endlessly nested lists.
 _MOST_ENTRIES = 250_000
 _LONGEST_NAME = 10_000
+_MOST_CLASSES = 100
 
-_SAVE = "Save tensors alone, for example torch.save({'q': q, 'k': k, 'v': v}, 'layer.pt')."
+# Where torch's reader says which class it does not know.
+_CLASS = re.compile(r"GLOBAL (\S+) was not an allowed")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, set)
+_TYPES = (torch.Size, torch.dtype, torch.device, torch.layout)
+
+# What is no dense tensor: how its class is called, what messages call it, what to do about it.
+_KINDS: tuple[tuple[str, str, str], ...] = (
+    (r"NestedTensor|_rebuild_njt|_DimRange", "a nested tensor", ""),
+    (r"torch\.distributed\.(tensor|device_mesh)", "a DTensor", "Save its full_tensor()."),
+    (r"MaskedTensor", "a masked tensor", "Save its data and its mask as tensors of their own."),
+    (r"numpy\.", "a NumPy array", "Save arrays with numpy.savez, or as torch.from_numpy(array)."),
+    (r"torch\.nn\.", "a module", "Save the tensors that it computes, not the module."),
+)
+_ADVICE = {
+    "a nested tensor": "Save its parts as tensors of their own, or to_padded_tensor(0.0) with "
+    "«key_lengths» and «query_lengths» beside it.",
+    "a sparse tensor": "Save its to_dense().",
+    "a meta tensor": "It has a shape and no data: save the tensor where its data are.",
+    "a quantised tensor": "Save its dequantize().",
+    "a storage": "Save the tensor that it belongs to, which knows its shape.",
+} | {what: advice for _, what, advice in _KINDS if advice}
+_OTHERWISE = "Save the tensors themselves, in a dict."
+
+
+class _Other:
+    """What stands in the place of an object whose class is not loaded, for it may run code."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __setstate__(self, state: object) -> None:
+        """Take any state, and keep none."""
+
+
+class _OtherTensor(torch.Tensor):
+    """The same for a class of tensors: torch makes those itself, and wants such a class for it."""
+
+    path: ClassVar[str]
+
+    def __new__(cls, *_: object, **__: object) -> Any:
+        """Not from a tensor, so no tensor."""
+        return _Other(cls.path)
+
+    def __setstate__(self, state: object) -> None:
+        """Take any state, and keep none."""
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: object, **__: object) -> object:
+        """Compute nothing."""
+        return NotImplemented
 
 
 def open_torch(local: Path, source: str) -> TensorFile:
     """Open a torch file; nested lists and dicts become dotted names, a bare tensor has none.
 
-    Its data are mapped into memory; those of an old or a compressed file are read at once.
+    Its data are mapped into memory; those of an old or a compressed file are read at once. What
+    is no dense tensor (nested ones, modules, objects of any class) is named, never loaded.
 
     Raises:
-        DataError: the file is damaged or holds anything but tensors, lists, dicts and numbers.
+        DataError: the file is damaged or holds no dense tensor.
         ResourceError: the data must be read at once and do not fit in memory.
     """
     where = place(source)
-    members = zipfile.ZipFile(local).infolist() if zipfile.is_zipfile(local) else []
+    members = zipfile.ZipFile(local).infolist() if _begins(local, b"PK") else []
     mapped = bool(members) and all(member.compress_type == 0 for member in members)
     if not mapped:
         expanded = sum(member.file_size for member in members)
         require_memory(where, expanded or local.stat().st_size)
-    tensors = _flatten(_loaded(local, where, mapped), where)
+    found = _flatten(_loaded(local, where, mapped), where)
+    others = {name: what for name, item in found.items() if (what := _kind(item))}
+    tensors = {name: item for name, item in found.items() if name not in others}
     if not tensors:
-        raise DataError(where, "expected tensors, got a torch file without any", _SAVE)
+        raise _no_tensors(where, list(others.values()))
     headers = {name: _header(name, tensor) for name, tensor in tensors.items()}
 
     def load(header: TensorHeader, where: str) -> NDArray[Any]:
-        return _to_numpy(tensors[header.name], header.dtype, where)
+        return _to_numpy(tensors[header.name], header.dtype)
 
-    return TensorFile(source, "pt", tuple(headers.values()), load)
+    told = {str(name): (what, _ADVICE.get(what, _OTHERWISE)) for name, what in others.items()}
+    return TensorFile(source, "pt", tuple(headers.values()), load, others=told)
+
+
+def _no_tensors(where: str, others: list[str]) -> DataError:
+    if not others:
+        return DataError(where, "expected tensors, got a torch file without any", _OTHERWISE)
+    problem = f"expected dense tensors, got a torch file of {listed(dict.fromkeys(others), 3)}"
+    return DataError(where, problem, _ADVICE.get(others[0], _OTHERWISE))
 
 
 def _loaded(local: Path, where: str, mapped: bool) -> object:
+    """What the file holds; objects of classes that torch's reader does not know as `_Other`.
+
+    A damaged file makes torch raise nearly anything; its text is not fit to show, since it holds
+    terminal codes and advice to load without protection.
+    """
+    unknown: list[str] = []
+    while True:
+        stand_ins = [(_stand_in(path), path) for path in unknown]
+        try:
+            with torch.serialization.safe_globals([*stand_ins, (_Other, "_Other")]):
+                return _read(local, mapped)
+        except Exception as error:
+            more = [] if len(unknown) > _MOST_CLASSES else _unknown_classes(local, error)
+        if not set(more) - set(unknown):
+            break
+        unknown += sorted(set(more) - set(unknown))
+    if unknown:
+        raise _no_tensors(where, sorted({_what(path) for path in unknown})) from None
+    raise _unreadable(local, where) from None
+
+
+def _unknown_classes(local: Path, error: Exception) -> list[str]:
+    """The classes in a file that torch's reader, which raised `error`, does not know."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            value: object = torch.load(local, "cpu", weights_only=True, mmap=mapped)
-    # A damaged file makes torch raise nearly anything; its text is not fit to show, since it
-    # holds terminal codes and advice to load without protection.
-    except Exception as error:
-        if any(word in str(error).lower() for word in ("global", "instantiate")):
-            problem = "expected tensors in lists and dicts, got other Python objects"
-            raise DataError(where, problem, _SAVE) from None
-        problem = "expected a torch file that can be read, got a damaged or unsupported one"
-        raise DataError(where, problem, "Copy or write it again with torch.save.") from None
-    return value
+        return torch.serialization.get_unsafe_globals_in_checkpoint(local)
+    except Exception:
+        # An old or a damaged file, or one of another protocol.
+        named = _CLASS.search(str(error))
+    return [] if named is None else [named[1] if "." in named[1] else f"builtins.{named[1]}"]
 
 
-def _flatten(value: object, where: str) -> dict[str | None, torch.Tensor]:
-    """The tensors within lists and dicts by dotted name, in order."""
-    found: dict[str | None, torch.Tensor] = {}
+def _read(local: Path, mapped: bool) -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(local, "cpu", weights_only=True, mmap=mapped)
+
+
+def _unreadable(local: Path, where: str) -> DataError:
+    protocol = _protocol(local)
+    if protocol is not None and protocol > 2:
+        problem = f"expected a torch file of pickle protocol 2, got one of protocol {protocol}"
+        return DataError(where, problem, "Save it without pickle_protocol.")
+    problem = "expected a torch file that can be read, got a damaged or unsupported one"
+    return DataError(where, problem, "Copy or write it again with torch.save.")
+
+
+def _protocol(local: Path) -> int | None:
+    """The pickle protocol that a file was written with, which two bytes tell."""
+    try:
+        if _begins(local, b"PK"):
+            with zipfile.ZipFile(local) as archive:
+                (pickled,) = (n for n in archive.namelist() if n.endswith("data.pkl"))
+                head = archive.open(pickled).read(2)
+        else:
+            with local.open("rb") as stream:
+                head = stream.read(2)
+    except (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, ValueError, EOFError):
+        return None
+    return head[1] if len(head) == 2 and head[0] == 0x80 else None
+
+
+def _begins(local: Path, start: bytes) -> bool:
+    with local.open("rb") as stream:
+        return stream.read(len(start)) == start
+
+
+def _stand_in(path: str) -> Callable[..., object]:
+    """What makes an `_Other`, or the container that it is like, in the place of a class."""
+    if path == "collections.defaultdict":
+        return lambda *_: OrderedDict()
+    if path == "collections.deque":
+        return lambda *_: []
+    return type("_OtherTensor", (_OtherTensor,), {"path": path})
+
+
+def _what(path: str) -> str:
+    """What messages call an object of a class."""
+    for pattern, what, _ in _KINDS:
+        if re.search(pattern, path):
+            return what
+    return f"an object of {shown(path, 80)}"
+
+
+def _kind(item: object) -> str | None:
+    """What messages call an item that is no dense tensor with its data; None for one that is."""
+    path = getattr(item, "path", None)
+    if path is not None:
+        return _what(path)
+    if isinstance(item, (torch.TypedStorage, torch.UntypedStorage)):
+        return "a storage"
+    if isinstance(item, torch.Tensor) and item.is_nested:
+        return "a nested tensor"
+    if type(item) not in (torch.Tensor, torch.nn.Parameter):
+        return _what(f"{type(item).__module__}.{type(item).__qualname__}")
+    assert isinstance(item, torch.Tensor)
+    if item.layout is not torch.strided:
+        return "a sparse tensor"
+    if item.device.type != "cpu":
+        return f"a {item.device.type} tensor"
+    return "a quantised tensor" if item.is_quantized else None
+
+
+def _flatten(value: object, where: str) -> dict[str | None, Any]:
+    """What lies within lists and dicts, but for plain values, by dotted name, in order."""
+    found: dict[str | None, Any] = {}
     pending: list[tuple[str | None, Any]] = [(None, value)]
     entries = 0
     while pending:
@@ -80,8 +231,10 @@ def _flatten(value: object, where: str) -> dict[str | None, torch.Tensor]:
         entries += 1
         if entries + len(pending) > _MOST_ENTRIES or len(name or "") > _LONGEST_NAME:
             raise DataError(where, "expected tensors in lists and dicts, got endless nesting")
-        if not isinstance(item, torch.Tensor):
+        if isinstance(item, (Mapping, list, tuple)):
             pending.extend(reversed(_children(name, item)))
+        elif isinstance(item, (*_PLAIN, *_TYPES)):
+            continue
         elif name in found:
             raise DataError(where, f"expected each name once, got {shown(str(name))} twice")
         else:
@@ -89,26 +242,20 @@ def _flatten(value: object, where: str) -> dict[str | None, torch.Tensor]:
     return found
 
 
-def _children(name: str | None, item: object) -> list[tuple[str, Any]]:
-    """What a list or dict holds that is or may hold a tensor; nothing for other objects."""
+def _children(name: str | None, item: Mapping[Any, Any] | Sequence[Any]) -> list[tuple[str, Any]]:
+    """What a list or dict holds that may be or hold a tensor."""
     prefix = "" if name is None else f"{name}."
-    pairs: list[tuple[Any, Any]] = []
-    if isinstance(item, Mapping):
-        pairs = list(item.items())
-    elif isinstance(item, (list, tuple)):
-        pairs = list(enumerate(item))
-    inner = (torch.Tensor, Mapping, list, tuple)
-    return [(f"{prefix}{key}", child) for key, child in pairs if isinstance(child, inner)]
+    pairs = item.items() if isinstance(item, Mapping) else enumerate(item)
+    plain = (*_PLAIN, *_TYPES)
+    return [(f"{prefix}{key}", child) for key, child in pairs if not isinstance(child, plain)]
 
 
 def _header(name: str | None, tensor: torch.Tensor) -> TensorHeader:
     return TensorHeader(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
-def _to_numpy(tensor: torch.Tensor, dtype: str, where: str) -> NDArray[Any]:
+def _to_numpy(tensor: torch.Tensor, dtype: str) -> NDArray[Any]:
     """The tensor's memory as an array; bfloat16 and float8 as their bit patterns."""
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type != "cpu":
-        raise DataError(where, "expected a dense tensor with its data, got another kind", _SAVE)
     element = BY_NAME[dtype]
     plain = tensor.detach().resolve_neg()
     if element.is_raw:

@@ -89,3 +89,18 @@ def test_no_torch_for_numpy_files(files: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_rest_of_a_file_is_listed(run: Run, files: Path) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged)
+    torch.save({"q": nested, "k": torch.ones(2), "made by": Path("x")}, "mixed.pt")
+    outcome = run("inspect", "mixed.pt", "-f", "json")
+    assert [record["name"] for record in outcome.json["data"]] == ["k"]
+    assert "mixed.pt: left out as no dense tensor: q (a nested tensor), made by" in outcome.stderr
+    failed = run("entropy", "mixed.pt::q", "mixed.pt::k", code=1).stderr
+    assert "mixed.pt::q: expected a dense tensor, got a nested tensor" in failed
+    assert "--key-lengths" in failed
+    torch.save([nested, nested], "nested.pt")
+    for command in ("inspect", "entropy"):
+        failed = run(command, "nested.pt", code=1).stderr
+        assert "expected dense tensors, got a torch file of a nested tensor" in failed

@@ -7,6 +7,7 @@ import json
 import os
 import warnings
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,77 @@ def torch_file(value: object, legacy: bool = False) -> bytes:
     stream = io.BytesIO()
     torch.save(value, stream, _use_new_zipfile_serialization=not legacy)
     return stream.getvalue()
+
+
+@dataclass
+class Record:
+    """What somebody kept tensors in."""
+
+    q: Any
+
+
+# What torch.save takes beside dense tensors, and what messages call it.
+OTHER_KINDS = {
+    "nested": "a nested tensor",
+    "jagged": "a nested tensor",
+    "sparse": "a sparse tensor",
+    "compressed": "a sparse tensor",
+    "meta": "a meta tensor",
+    "quantised": "a quantised tensor",
+    "masked": "a masked tensor",
+    "distributed": "a DTensor",
+    "subclass": f"an object of {__name__}.Subclass",
+    "storage": "a storage",
+    "array": "a NumPy array",
+    "module": "a module",
+    "dataclass": f"an object of {__name__}.Record",
+}
+NOT_IN_OLD_FILES = ("nested", "module")  # where torch fails to read anything back
+
+
+def other_kind(kind: str) -> Any:
+    """One of `OTHER_KINDS`."""
+    import torch
+
+    dense = torch.ones(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of prototypes
+        match kind:
+            case "nested" | "jagged":
+                layout = torch.jagged if kind == "jagged" else torch.strided
+                return torch.nested.nested_tensor([dense, dense[:1]], layout=layout)
+            case "quantised":
+                return torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8)
+            case "masked":
+                return torch.masked.masked_tensor(dense, dense > 0)
+            case "distributed":
+                return _distributed(dense)
+            case "subclass":
+                global Subclass
+                Subclass = type("Subclass", (torch.Tensor,), {"__module__": __name__})
+                return dense.as_subclass(Subclass)
+            case "module":
+                return torch.nn.Linear(2, 2)
+            case "sparse":
+                return dense.to_sparse()
+            case "compressed":
+                return dense.to_sparse_csr()
+            case "storage":
+                return dense.storage()
+            case "dataclass":
+                return Record(dense)
+    return dense.to("meta") if kind == "meta" else dense.numpy()
+
+
+def _distributed(dense: Any) -> Any:
+    import torch.distributed as dist
+    from torch.distributed.tensor import DeviceMesh, Replicate, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return distribute_tensor(dense, DeviceMesh("cpu", [0]), [Replicate()])
+    finally:
+        dist.destroy_process_group()
 
 
 class Trap:

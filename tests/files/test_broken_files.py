@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import pickle
@@ -405,19 +406,57 @@ def test_endless_nesting_in_a_torch_file(put: Put) -> None:
             open_file(put("a.pt", build.torch_file(value)))
 
 
-def test_torch_tensors_that_are_no_plain_arrays(put: Put) -> None:
+def test_complex_torch_tensors(put: Put) -> None:
     import torch
 
-    value = {
-        "sparse": torch.eye(2).to_sparse(),
-        "meta": torch.empty(2, device="meta"),
-        "complex": torch.eye(2) * 1j,
-    }
-    file = open_file(put("a.pt", build.torch_file(value)))
-    for name in value:
-        with pytest.raises(DataError, match=f"a.pt::{name}: expected") as caught:
-            file.read(name)
-        build.assert_fit_to_print(caught.value)
+    file = open_file(put("a.pt", build.torch_file({"complex": torch.eye(2) * 1j})))
+    with pytest.raises(DataError, match=r"a\.pt: expected float16.*, got complex64"):
+        file.read()
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("kind", build.OTHER_KINDS)
+def test_what_is_no_dense_tensor_is_named_and_the_rest_is_read(
+    put: Put, kind: str, legacy: bool
+) -> None:
+    import torch
+
+    name = build.OTHER_KINDS[kind]
+    value = build.other_kind(kind)
+    if legacy and kind in build.NOT_IN_OLD_FILES:
+        return
+    file = open_file(put("a.pt", build.torch_file({"other": value, "k": torch.eye(2)}, legacy)))
+    assert [header.name for header in file.headers] == ["k"]
+    assert np.array_equal(file.read("k").array, np.eye(2))
+    assert file.warnings == [f"{file.source}: left out as no dense tensor: other ({name})"]
+    with pytest.raises(DataError, match=r"a\.pt::other: expected a dense tensor, got ") as caught:
+        file.read("other")
+    assert caught.value.problem.endswith(f", got {name}")
+    alone = put("a.pt", build.torch_file(value, legacy))
+    with pytest.raises(DataError) as whole:
+        open_file(alone)
+    assert whole.value.problem == f"expected dense tensors, got a torch file of {name}"
+    for error in (caught.value, whole.value):
+        build.assert_fit_to_print(error)
+        assert error.advice
+        assert "torch.save" not in error.advice
+
+
+def test_a_pickle_protocol_that_torch_does_not_read_back(put: Put) -> None:
+    import torch
+
+    for legacy in (False, True):
+        stream = io.BytesIO()
+        new = not legacy
+        torch.save(
+            {"q": torch.eye(2)},
+            stream,
+            pickle_protocol=4,
+            _use_new_zipfile_serialization=new,
+        )
+        with pytest.raises(DataError, match="got one of protocol 4") as caught:
+            open_file(put("a.pt", stream.getvalue()))
+        assert caught.value.advice == "Save it without pickle_protocol."
 
 
 def test_torch_names_that_collide(put: Put) -> None:
