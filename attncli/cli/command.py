@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import chain
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -53,13 +54,17 @@ def subcommand(name: str) -> Any:
             for option, value in values.items():
                 if isinstance(value, int):
                     refuse_beyond_64_bits(f"«{option}»", value)
-            given = {group: _fill(kind, values) for group, kind in groups.items()}
+            given = {
+                group: kind(**{option.name: values[option.name] for option in spread[group]})
+                for group, kind in groups.items()
+            }
             import_module(declared(**given)).run(**given)
 
         raise typer.Exit(exit_code_of(work, debug))
 
-    parameters = [part for kind in groups.values() for part in _parameters(kind)]
-    parameters.append(_parameter("debug", DebugFlag, False))
+    spread = {group: list(_parameters(kind)) for group, kind in groups.items()}
+    debug_flag = _parameter("debug", DebugFlag, False)
+    parameters = [*chain.from_iterable(spread.values()), debug_flag]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -111,10 +116,6 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     missing = default is dataclasses.MISSING
     given = inspect.Parameter.empty if missing else default
     return inspect.Parameter(name, keyword, annotation=annotation, default=given)
-
-
-def _fill(kind: Any, values: dict[str, Any]) -> Any:
-    return kind(**{parameter.name: values[parameter.name] for parameter in _parameters(kind)})
 
 
 def _refuse_second_stdin(values: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -259,7 +258,7 @@ class _Matrix:
             label = max(label, text_width(self.tokens[column]))
         if self.view.printer.on_terminal:
             label = min(label, max(LABEL_WIDTH, len(self.positions[column])))
-        return max([label, *(self.cell(row, column).cell_len for row in rows)])
+        return max([label, *(len(self.cell(row, column)) for row in rows)])
 
     def drawn(
         self, rows: Sequence[int | None], widths: dict[int | None, int], *, with_names: bool
@@ -267,18 +266,20 @@ class _Matrix:
         """Some rows, under the names of the columns for the first of them."""
         gap = self.view.printer.sign(GAP, ":")
         lead = max(map(text_width, self.row_names), default=1)
-        drawing = Table(box=None, show_header=with_names, padding=(0, 0, 0, 1), pad_edge=True)
-        drawing.add_column("", justify="right", width=lead, style=self._style("dim"))
+        # Numbers to the right of columns a space wider than they are: rich takes a third longer
+        # where it pads each cell.
+        drawing = Table(box=None, show_header=with_names, padding=0, header_style="")
+        drawing.add_column("", justify="right", width=lead + 2, style=self._style("dim"))
         for column, width in widths.items():
             name = gap if column is None else self.positions[column]
             if self.tokens is not None:
                 token = gap if column is None else shortened(self.tokens[column], width)
                 name = f"{name}\n{token}"
             title = self._styled(name, "dim")
-            drawing.add_column(title, justify="right", width=width, no_wrap=True)
+            drawing.add_column(title, justify="right", width=width + 1, no_wrap=True)
         if self.entropies is not None:
             title = self._styled(self.entropies[0], "dim")
-            drawing.add_column(title, justify="right", width=len(self.entropies[0]) + 1)
+            drawing.add_column(title, justify="right", width=len(self.entropies[0]) + 2)
         for row in rows:
             cells = [
                 Text(gap) if row is None or column is None else self.cell(row, column)
@@ -287,7 +288,7 @@ class _Matrix:
             if self.entropies is not None:
                 cells.append(Text(gap if row is None else self.entropies[1][row]))
             drawing.add_row(Text(gap if row is None else self.row_names[row]), *cells)
-        return Padding(drawing, (0, 0, 0, 1), expand=False)
+        return drawing
 
     def _styled(self, text: str, style: str) -> Text:
         return Text(text, self._style(style))
