@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from plain_masks import plain_mask
 from random_problems import Cells, Tensors, masks, positional_options, tensors
 
-from attncli.attention.check.variant import all_rows, evaluate, parts_of, right_variant
+from attncli.attention.check.variant import evaluate, right_variant
+from attncli.attention.check.walk import all_parts
 from attncli.attention.cost import cost_of
 from attncli.attention.masks.audit import audit as audit_mask
 from attncli.attention.masks.mask import head_masks
@@ -93,11 +94,9 @@ def visible_in_check(problem: Problem, options: AttentionOptions) -> np.ndarray:
     """Bool (B, H, S_q, S_k), True where a weight is expected and the query is no padding."""
     variant, sizes = right_variant(problem, options), problem.sizes
     seen = np.zeros((sizes.batch, sizes.heads, sizes.q_len, sizes.k_len), bool)
-    for part in parts_of(variant, all_rows(problem), range(sizes.batch)):
+    for part in all_parts(variant):
         weights = evaluate(variant, part).weights
         seen[part.batch, part.head, part.rows.numpy()] = weights.numpy() > 0
-    for batch in range(sizes.batch):
-        seen[batch, :, problem.mask.real_queries(batch) :] = False
     return seen
 
 
