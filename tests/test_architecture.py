@@ -302,7 +302,7 @@ def test_every_package_is_known() -> None:
         ("attncli.attention.steps", "from attncli import report"),
         ("attncli.attention.steps", "from ..files import npy"),
         ("attncli.attention.steps", "importlib.import_module('attncli.files.npy')"),
-        ("attncli.report.table", "from attncli.cli.options import WorkOptions"),
+        ("attncli.report.table", "from attncli.cli.options import OutputOptions"),
         ("attncli.report.table", "from attncli.api import compute"),
         ("attncli.files.npy", "from attncli.attention.options import Layout"),
         ("attncli.api", "from attncli.report.table import cell"),

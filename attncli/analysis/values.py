@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from attncli.errors import UsageError
+from attncli.files.text import comma_separated
 
 Number = TypeVar("Number", int, float)
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -15,7 +16,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 def several(given: list[str] | None) -> list[str]:
     """The parts of an option that is repeated or comma-separated, in order."""
-    return [part.strip() for text in given or () for part in text.split(",") if part.strip()]
+    return [part for text in given or () for part in comma_separated(text)]
 
 
 def integers(option: str, given: list[str] | None) -> tuple[int, ...] | None:
@@ -29,7 +30,7 @@ def integers(option: str, given: list[str] | None) -> tuple[int, ...] | None:
     return tuple(_number(option, part, int, "whole numbers") for part in _parts(option, given))
 
 
-def ladder(option: str, given: list[str] | None) -> tuple[int, ...] | None:
+def int_ranges(option: str, given: list[str] | None) -> tuple[int, ...] | None:
     """Whole numbers, ranges A:B that double, A:B:xF that multiply, A:B:+D that add.
 
     Raises:
@@ -37,10 +38,10 @@ def ladder(option: str, given: list[str] | None) -> tuple[int, ...] | None:
     """
     if given is None:
         return None
-    return tuple(number for part in _parts(option, given) for number in _climb(option, part))
+    return tuple(number for part in _parts(option, given) for number in _int_range(option, part))
 
 
-def _climb(option: str, text: str) -> list[int]:
+def _int_range(option: str, text: str) -> list[int]:
     pieces = text.split(":")
     expected = "whole numbers, A:B, A:B:xF or A:B:+D"
     if len(pieces) == 1:

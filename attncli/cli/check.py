@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.attention.options import option
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import OutputOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class CheckOptions:
 
 
 def check(
-    inputs: FileOptions, words: AttentionWords, options: CheckOptions, work: WorkOptions
+    inputs: FileOptions, words: AttentionWords, options: CheckOptions, output: OutputOptions
 ) -> str:
     """Compare an output with the float64 reference, and name the mistake if it differs.
 

@@ -21,8 +21,8 @@ from attncli.attention.check.hypotheses import Hypothesis
 from attncli.attention.options import Precision
 from attncli.attention.problem import Problem
 from attncli.cli.check import CheckOptions
-from attncli.cli.emit import Record, emit, make_printer, progress
-from attncli.cli.options import WorkOptions, defaults_of
+from attncli.cli.options import OutputOptions, defaults_of
+from attncli.cli.output import Record, make_printer, progress, write_result
 from attncli.columns import columns_of
 from attncli.errors import CheckFailedError, UsageError
 from attncli.report.check import check_tables, pair_tables
@@ -38,7 +38,7 @@ _NO_SOFTCAP, _NO_SINK = 1e9, -1e4
 
 
 def run(
-    inputs: FileOptions, words: AttentionWords, options: CheckOptions, work: WorkOptions
+    inputs: FileOptions, words: AttentionWords, options: CheckOptions, output: OutputOptions
 ) -> None:
     """Print the verdict, and fail if a candidate is off."""
     if inputs.wo is not None:
@@ -52,14 +52,14 @@ def run(
             "--group", f"expected one group, got {len(groups)}", "choose with --group NAME"
         )
     # The reference is float64 whatever the size, unless float32 is asked for.
-    auto = work.precision is Precision.AUTO
-    precision = Precision.FLOAT64 if auto else work.precision
-    arguments, problem = problem_of(groups[0], inputs, words, precision, work.device)
-    printer = make_printer(work)
+    auto = output.precision is Precision.AUTO
+    precision = Precision.FLOAT64 if auto else output.precision
+    arguments, problem = problem_of(groups[0], inputs, words, precision, output.device)
+    printer = make_printer(output)
     printer.warn(warnings_of(groups[0], arguments, problem))
     described = dict(groups[0].described)
     session = _Session(
-        inputs, words, options, work, groups[0], arguments, problem, printer, described
+        inputs, words, options, output, groups[0], arguments, problem, printer, described
     )
     actual = {target: session.read(f"actual_{target}", spec) for target, spec in specs.items()}
     if options.pair is None:
@@ -77,7 +77,7 @@ class _Session:
     inputs: FileOptions
     words: AttentionWords
     options: CheckOptions
-    work: WorkOptions
+    output: OutputOptions
     group: Group
     arguments: AttentionArguments
     problem: Problem
@@ -111,7 +111,7 @@ class _Session:
             found.comparisons,
             {"hypotheses": hypotheses},
             lambda _: check_tables(
-                found, self.problem, self.verifying, self.printer, self.work.digits
+                found, self.problem, self.verifying, self.printer, self.output.digits
             ),
         )
         _judge(found.comparisons, [one.name for one in found.hypotheses if one.matches])
@@ -132,7 +132,7 @@ class _Session:
         self._emit(
             (pair.first, pair.second),
             {"hypotheses": [], "pair": listed(pair)},
-            lambda _: pair_tables(pair, self.problem, names, self.printer, self.work.digits),
+            lambda _: pair_tables(pair, self.problem, names, self.printer, self.output.digits),
         )
         _judge([pair.first])
         _judge([pair.second], option="--pair")
@@ -144,7 +144,7 @@ class _Session:
             changes = _with_q_and_k_exchanged(self.inputs)
         if not changes:
             return None
-        given = (self.inputs, self.words, self.options, self.work)
+        given = (self.inputs, self.words, self.options, self.output)
         return _command_words(given, changes, self.group.declared, self.problem)
 
     def _emit(
@@ -153,8 +153,8 @@ class _Session:
         more: Mapping[str, Any],
         show: Callable[[Any], Iterable[RenderableType]],
     ) -> None:
-        emit(
-            self.work.format,
+        write_result(
+            self.output.format,
             self.printer,
             command="check",
             columns=columns_of(Comparison),
@@ -224,7 +224,7 @@ def _command_words(
     for options in given:
         for name, default in defaults_of(options).items():
             value = changes.get(name, getattr(options, name))
-            if value == default or (isinstance(options, WorkOptions) and name in _PRINTING):
+            if value == default or (isinstance(options, OutputOptions) and name in _PRINTING):
                 continue
             words += value if name == "files" else option_words(name, value)
     return words

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attncli.analysis.options import AttentionWords, InputOptions
 from attncli.attention.options import option
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import OutputOptions
 from attncli.errors import UsageError
 
 
@@ -29,7 +29,7 @@ class ComputeOptions:
 
 
 def compute(
-    inputs: InputOptions, attention: AttentionWords, options: ComputeOptions, work: WorkOptions
+    inputs: InputOptions, words: AttentionWords, options: ComputeOptions, output: OutputOptions
 ) -> str:
     """Compute attention stage by stage: scores, scaled, masked, weights, output.
 

@@ -24,8 +24,8 @@ from attncli.attention.stages import Block, Stage, StageResult
 from attncli.attention.steps import entropy_of_weights
 from attncli.attention.walkthrough import walk_through
 from attncli.cli.compute import ComputeOptions
-from attncli.cli.emit import make_printer
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import OutputOptions
+from attncli.cli.output import make_printer
 from attncli.errors import UsageError
 from attncli.files.limits import require_memory
 from attncli.files.text import shown
@@ -60,44 +60,44 @@ class GroupStages:
 
 
 def run(
-    inputs: InputOptions, attention: AttentionWords, options: ComputeOptions, work: WorkOptions
+    inputs: InputOptions, words: AttentionWords, options: ComputeOptions, output: OutputOptions
 ) -> None:
     """Compute what is asked for of every group, and print it."""
     groups = load_groups(inputs, example=True)
     sources, names = {group.source for group in groups}, {group.name for group in groups}
     if len(sources) > 1 or len(names) < len(groups):
         raise UsageError("FILE", "expected one bundle, got several", "run once for each")
-    asked = [_asked(group, inputs, attention, options, work) for group in groups]
-    printer = make_printer(work)
+    asked = [_asked(group, inputs, words, options, output) for group in groups]
+    printer = make_printer(output)
     if options.explain:
-        _refuse_where_useless(options.step, printer, work)
+        _refuse_where_useless(options.step, printer, output)
     for one in asked:
         printer.warn(warnings_of(one.group, one.arguments, one.asked.problem))
-    in_words = options.explain and work.format is Format.TABLE
-    if in_words or work.format in (Format.CSV, Format.NDJSON):
+    in_words = options.explain and output.format is Format.TABLE
+    if in_words or output.format in (Format.CSV, Format.NDJSON):
         if options.save is not None:
             _gather(asked, options, printer, max_values=-1)
         if in_words:
-            _explain(asked, options, work, printer)
+            _explain(asked, options, output, printer)
         else:
-            printer.write(_cells(asked, work.format))
+            printer.write(_cells(asked, output.format))
         return
     results = _gather(asked, options, printer, options.max_values)
-    if work.format is Format.JSON:
-        printer.write(_document(asked, results, options, work, printer))
+    if output.format is Format.JSON:
+        printer.write(_document(asked, results, options, output, printer))
     else:
         together = zip(asked, results, strict=True)
-        printer.show(*(p for pair in together for p in _tables(*pair, options, work, printer)))
+        printer.show(*(p for pair in together for p in _tables(*pair, options, output, printer)))
 
 
 def _asked(
     group: Group,
     inputs: InputOptions,
-    attention: AttentionWords,
+    words: AttentionWords,
     options: ComputeOptions,
-    work: WorkOptions,
+    output: OutputOptions,
 ) -> GroupStages:
-    arguments, problem = problem_of(group, inputs, attention, work.precision, work.device)
+    arguments, problem = problem_of(group, inputs, words, output.precision, output.device)
     names = None if options.stage is None else several(options.stage)
     if names == []:
         raise UsageError("--stage", "expected at least one name, got none")
@@ -183,14 +183,14 @@ def _document(
     asked: list[GroupStages],
     results: list[Results],
     options: ComputeOptions,
-    work: WorkOptions,
+    output: OutputOptions,
     printer: Printer,
 ) -> Iterator[str]:
     """The JSON document: one group as it stands, several by name."""
     inputs = {one.group.name: one.group.described for one in asked}
     params = {one.group.name: _params(one, options) for one in asked}
     data = {
-        one.group.name: _data(one, found, options, work)
+        one.group.name: _data(one, found, options, output)
         for one, found in zip(asked, results, strict=True)
     }
     name = asked[0].group.name
@@ -205,11 +205,11 @@ def _document(
 
 
 def _data(
-    one: GroupStages, found: Results, options: ComputeOptions, work: WorkOptions
+    one: GroupStages, found: Results, options: ComputeOptions, output: OutputOptions
 ) -> dict[str, Any]:
     explained: dict[str, Any] = {}
     if options.explain:
-        explained["explanation"] = [asdict(step) for step in _steps(one, work)]
+        explained["explanation"] = [asdict(step) for step in _steps(one, output)]
     selection = one.asked.selection
     return explained | {
         "stages": {str(stage): report.stage_record(result) for stage, result in found.items()},
@@ -234,7 +234,7 @@ def _tables(
     one: GroupStages,
     found: Results,
     options: ComputeOptions,
-    work: WorkOptions,
+    output: OutputOptions,
     printer: Printer,
 ) -> Iterator[RenderableType]:
     problem = one.asked.problem
@@ -243,15 +243,15 @@ def _tables(
         one.asked.selection,
         one.group.labels,
         printer,
-        work.digits,
-        work.unit,
+        output.digits,
+        output.unit,
         _entropies(found.get(Stage.WEIGHTS), with_sink=problem.sinks is not None),
     )
     yield from _opening(one, printer)
     yield ""
     for result in found.values():
         yield from stage_tables(result, view)
-    yield summary_table(list(found.values()), printer, work.digits)
+    yield summary_table(list(found.values()), printer, output.digits)
     yield ""
     yield cost_line(cost_of(problem))
     left_out = [result for result in found.values() if result.values is None]
@@ -311,12 +311,12 @@ def _told(value: Any) -> str:
 # ── the walk through the stages, all at once or one key press at a time ──────────────────────
 
 
-def _refuse_where_useless(step: bool, printer: Printer, work: WorkOptions) -> None:
+def _refuse_where_useless(step: bool, printer: Printer, output: OutputOptions) -> None:
     """Refuse formats that have no room for prose, and waiting where nobody can answer."""
-    if work.format in (Format.CSV, Format.NDJSON):
-        raise UsageError("--explain", f"expected --format table or json, got {work.format}")
-    if step and work.format is not Format.TABLE:
-        raise UsageError("--step", f"expected --format table beside it, got {work.format}")
+    if output.format in (Format.CSV, Format.NDJSON):
+        raise UsageError("--explain", f"expected --format table or json, got {output.format}")
+    if step and output.format is not Format.TABLE:
+        raise UsageError("--step", f"expected --format table beside it, got {output.format}")
     if step and not (printer.on_terminal and sys.stdin.isatty()):
         raise UsageError(
             "--step", "expected a terminal to wait at, got none", "--explain alone prints it all"
@@ -324,13 +324,13 @@ def _refuse_where_useless(step: bool, printer: Printer, work: WorkOptions) -> No
 
 
 def _explain(
-    asked: list[GroupStages], options: ComputeOptions, work: WorkOptions, printer: Printer
+    asked: list[GroupStages], options: ComputeOptions, output: OutputOptions, printer: Printer
 ) -> None:
     """Print what each stage is for and what it did to these numbers."""
     pages: list[list[RenderableType]] = []
     for one in asked:
         lead: list[RenderableType] = [*_opening(one, printer), ""]
-        for number, step in enumerate(_steps(one, work), 1):
+        for number, step in enumerate(_steps(one, output), 1):
             pages.append([*lead, *_page(step, number, printer)])
             lead = []
     if options.step:
@@ -339,7 +339,7 @@ def _explain(
         printer.show(*(part for page in pages for part in page))
 
 
-def _steps(one: GroupStages, work: WorkOptions) -> list[Step]:
+def _steps(one: GroupStages, output: OutputOptions) -> list[Step]:
     """Compute the facts and put them into words."""
     x, weight = one.group.described.get("x"), one.asked.output_projection
     return explain_steps(
@@ -347,8 +347,8 @@ def _steps(one: GroupStages, work: WorkOptions) -> list[Step]:
             walk=walk_through(one.asked.problem, one.asked.selection),
             model_width=None if x is None else x["shape"][-1],
             projected_width=None if weight is None else weight.shape[1],
-            unit=work.unit,
-            digits=work.digits,
+            unit=output.unit,
+            digits=output.digits,
         )
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attncli.analysis.options import AttentionWords, InputOptions
 from attncli.attention.options import option
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import OutputOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class EntropyOptions:
 
 
 def entropy(
-    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, work: WorkOptions
+    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, output: OutputOptions
 ) -> str:
     """Measure every head: entropy, effective keys, largest weight and logit, sink mass.
 

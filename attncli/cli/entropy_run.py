@@ -20,9 +20,9 @@ from attncli.attention.stages import select
 from attncli.attention.streaming.heads import HeadStatistics, draw_rows
 from attncli.attention.streaming.labels import Thresholds
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
-from attncli.cli.emit import emit, make_printer, progress
 from attncli.cli.entropy import EntropyOptions
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import OutputOptions
+from attncli.cli.output import make_printer, progress, write_result
 from attncli.columns import Column
 from attncli.errors import CheckFailedError, UsageError
 from attncli.report import entropy as report
@@ -37,7 +37,7 @@ NUMBERS = {column.key: column for column in analysis.NUMBERS_OF_HEADS}
 
 
 def run(
-    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, work: WorkOptions
+    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, output: OutputOptions
 ) -> None:
     """Print what is asked for, then fail where a head is as `--fail-on` says."""
     _check_options(options, words)
@@ -45,10 +45,11 @@ def run(
     thresholds = _thresholds(options.label_limit)
     if "nan" in failures:
         inputs = replace(inputs, allow_nonfinite=True)
-    printer = make_printer(work)
+    printer = make_printer(output)
     groups = load_groups(inputs)
     prepared = [
-        (group, *problem_of(group, inputs, words, work.precision, work.device)) for group in groups
+        (group, *problem_of(group, inputs, words, output.precision, output.device))
+        for group in groups
     ]
     for group, arguments, problem in prepared:
         printer.warn(warnings_of(group, arguments, problem))
@@ -56,14 +57,14 @@ def run(
     if options.histogram:
         _require_one_head(chosen)
     # Where records run down the same terminal, a bar would be drawn across them.
-    silent = work.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
+    silent = output.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
     measured = _measured(chosen, options, thresholds, printer, silent)
-    style = report.Style(printer, work.digits, work.unit, analysis.limits_of(thresholds))
+    style = report.Style(printer, output.digits, output.unit, analysis.limits_of(thresholds))
     tokens = _tokens([(group, problem) for group, _, problem in prepared])
     heads: list[Record] = []
     columns, records, draw = _view(options, measured, heads, style, tokens)
-    emit(
-        work.format,
+    write_result(
+        output.format,
         printer,
         command="entropy",
         columns=columns,

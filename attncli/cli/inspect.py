@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 
 from attncli.attention.options import option
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import OutputOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class InspectOptions:
     dtype: str | None = option(None, "What the raw bytes of a '|V2' tensor are.", "NAME")
 
 
-def inspect(options: InspectOptions, work: WorkOptions) -> str:
+def inspect(options: InspectOptions, output: OutputOptions) -> str:
     """List the tensors of files: names, shapes, dtypes, non-finite counts, moments.
 
     Minimum, maximum, mean and standard deviation (population) are of the finite values.

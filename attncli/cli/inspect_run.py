@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from attncli.attention.running import NumberStatistics, RunningStatistics
-from attncli.cli.emit import Record, emit, make_printer
 from attncli.cli.inspect import InspectOptions
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import OutputOptions
+from attncli.cli.output import Record, make_printer, write_result
 from attncli.columns import column, columns_of, record_of
 from attncli.errors import DataError
 from attncli.files.container import TensorFile
@@ -38,21 +38,21 @@ class InspectedTensor:
 COLUMNS = columns_of(InspectedTensor, NumberStatistics)
 
 
-def run(options: InspectOptions, work: WorkOptions) -> None:
+def run(options: InspectOptions, output: OutputOptions) -> None:
     """Look at every file, and print what is found."""
-    printer = make_printer(work)
+    printer = make_printer(output)
     warnings: list[str] = []
     records = list(_records(options, warnings))
     printer.warn(warnings)
-    emit(
-        work.format,
+    write_result(
+        output.format,
         printer,
         command="inspect",
         columns=COLUMNS,
         records=records,
         inputs={},
         params={"dtype": options.dtype},
-        show=lambda found: [record_table(COLUMNS, found, printer, digits=work.digits)],
+        show=lambda found: [record_table(COLUMNS, found, printer, digits=output.digits)],
     )
 
 

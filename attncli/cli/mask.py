@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from attncli.analysis.options import AttentionWords
 from attncli.attention.options import Layout, option
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import OutputOptions
 
 
 class SaveAs(StrEnum):
@@ -60,7 +60,7 @@ class MaskOptions:
     max_values: int = option(65_536, "JSON: leave out larger masks' values.", "N", minimum=0)
 
 
-def mask(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> str:
+def mask(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> str:
     """Build a mask, or say what a given one lets through and what it is.
 
     The options that shape attention build it; --attn-mask FILE is recognised: causal (which

@@ -19,15 +19,15 @@ from attncli.attention.options import Layout
 from attncli.attention.problem import Problem
 from attncli.cli.mask import MaskOptions
 from attncli.cli.mask_run import Prepared, errors_named, prepare
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import OutputOptions
 from attncli.columns import columns_of, record_of
 from attncli.errors import DataError
 from attncli.report.mask import effect_tables
 
 
-def run(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> None:
+def run(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> None:
     """Print a record per query: row sums, entropies, the mass that the mask removed and moved."""
-    prepared = prepare(options, words, work)
+    prepared = prepare(options, words, output)
     params: dict[str, Any] = {"scores": options.scores}
     effects: Iterator[RowEffect]
     if options.scores is None:
@@ -37,13 +37,13 @@ def run(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> None:
     else:
         effects = effect_on_scores(_scores(options.scores, prepared), prepared.mask)
     columns = columns_of(RowEffect)
-    shown = [column for column in columns if column.unit in ("", str(work.unit))]
+    shown = [column for column in columns if column.unit in ("", str(output.unit))]
     prepared.write(
         "mask-effect",
         columns,
         map(record_of, effects),
         params,
-        lambda records: effect_tables(shown, records, prepared.printer, work.digits),
+        lambda records: effect_tables(shown, records, prepared.printer, output.digits),
     )
     prepared.judge()
 
@@ -63,8 +63,8 @@ def _problem(prepared: Prepared) -> Problem:
         layout=options.layout,
         heads=options.heads,
         kv_heads=kv_heads,
-        precision=prepared.work.precision,
-        device=prepared.work.device,
+        precision=prepared.output.precision,
+        device=prepared.output.device,
     )
     prepared.printer.warn(problem.marked_warnings)
     return problem

@@ -31,9 +31,9 @@ from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Cell, Leak, compare, differing_cells
 from attncli.attention.masks.mask import Mask
 from attncli.attention.options import Layout
-from attncli.cli.emit import Record, emit, make_printer
 from attncli.cli.mask import MaskOptions
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import OutputOptions
+from attncli.cli.output import Record, make_printer, write_result
 from attncli.columns import Column, columns_of, record_of
 from attncli.errors import AttncliError, CheckFailedError, UsageError
 from attncli.files.roles import read_one
@@ -49,7 +49,7 @@ class Prepared:
     """A mask that is built and audited, with all that decided it.
 
     Attributes:
-        options, work: as the user gave them.
+        options, output: as the user gave them.
         inputs: what the files say.
         arguments: what shapes the mask, the bundle's own mask included.
         mask: the mask.
@@ -59,7 +59,7 @@ class Prepared:
     """
 
     options: MaskOptions
-    work: WorkOptions
+    output: OutputOptions
     inputs: MaskInputs
     arguments: AttentionArguments
     mask: Mask
@@ -88,8 +88,8 @@ class Prepared:
         slopes = self.mask.slopes
         shaped |= asdict(self.mask.sizes)
         shaped |= {"alibi_slopes": None if slopes is None else slopes.tolist(), "recognised": None}
-        emit(
-            self.work.format,
+        write_result(
+            self.output.format,
             self.printer,
             command=command,
             columns=columns,
@@ -126,9 +126,9 @@ class Prepared:
                 )
 
 
-def run(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> None:
+def run(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> None:
     """Print what the mask is, or where it differs from another."""
-    prepared = prepare(options, words, work)
+    prepared = prepare(options, words, output)
     if options.against is not None:
         _compare(prepared)
         return
@@ -148,20 +148,20 @@ def run(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> None:
         _records(prepared),
         params,
         lambda records: mask_tables(
-            mask, judged, prepared.leaks, records, labels, printer, work.digits
+            mask, judged, prepared.leaks, records, labels, printer, output.digits
         ),
     )
     prepared.judge()
 
 
-def prepare(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> Prepared:
+def prepare(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> Prepared:
     """Read, build, audit and save, with every warning.
 
     Raises:
         AttncliError: options that make no sense, or do not fit the files.
     """
     _refuse_useless(options, words)
-    printer = make_printer(work)
+    printer = make_printer(output)
     files, group, softmax = options.files or (), options.group or (), options.effect
     held = words.attn_mask is None
     inputs = find_inputs(files, group, options.layout, softmax=softmax, mask=held)
@@ -197,7 +197,7 @@ def prepare(options: MaskOptions, words: AttentionWords, work: WorkOptions) -> P
         dtype = (options.save_dtype or "float32") if additive else "bool"
         printer.warn(save_mask(mask, options.save, dtype))
         printer.note(f"wrote {options.save}")
-    return Prepared(options, work, inputs, arguments, mask, judged, leaks, printer)
+    return Prepared(options, output, inputs, arguments, mask, judged, leaks, printer)
 
 
 @contextmanager
@@ -231,7 +231,7 @@ def _compare(prepared: Prepared) -> None:
         )
     found = compare(mask, other)
     names = ("cells", "differing", "only_a", "only_b", "bias_differing")
-    streamed = prepared.work.format in (Format.CSV, Format.NDJSON)
+    streamed = prepared.output.format in (Format.CSV, Format.NDJSON)
     prepared.write(
         "mask-compare",
         columns_of(Cell),
@@ -255,9 +255,9 @@ def _records(prepared: Prepared) -> Iterator[Record]:
     too_many = mask.sizes.q_len * mask.sizes.k_len > prepared.options.max_values
     for counted in prepared.judged.records:
         record = record_of(counted)
-        if prepared.work.format is Format.JSON and too_many:
+        if prepared.output.format is Format.JSON and too_many:
             record |= {"values": None, "values_omitted": True}
-        elif prepared.work.format is Format.JSON:
+        elif prepared.output.format is Format.JSON:
             record["values"] = mask.head(counted.batch or 0, counted.head or 0).cells(slice(None))
         yield record
 

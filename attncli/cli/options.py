@@ -11,8 +11,8 @@ from attncli.report.choices import Color, Format, Unit
 
 
 @dataclass(frozen=True, slots=True)
-class WorkOptions:
-    """How to work, and what to print where."""
+class OutputOptions:
+    """How to output, and what to print where."""
 
     panel: ClassVar[str] = "Output"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.attention.options import DistributionName, option
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import OutputOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def variance(
     words: AttentionWords,
     experiment: ExperimentOptions,
     audit: AuditOptions,
-    output: WorkOptions,
+    output: OutputOptions,
 ) -> str:
     """Measure the variance of q·k that makes 1/√d_k necessary.
 

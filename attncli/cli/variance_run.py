@@ -9,7 +9,7 @@ from typing import Any
 from attncli.analysis.inputs import Group, describe, described, load_groups, read_tensor
 from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.analysis.problems import merged, params_record, problem_of, warnings_of
-from attncli.analysis.values import floats, ladder, several
+from attncli.analysis.values import floats, int_ranges, several
 from attncli.analysis.variance import (
     AUDIT,
     EXPERIMENT,
@@ -22,8 +22,8 @@ from attncli.attention.options import DistributionName, Precision
 from attncli.attention.problem import Problem
 from attncli.attention.variance.audit import audit, diagnosis
 from attncli.attention.variance.experiment import ExperimentSpec, ScaleRule, parse_scale_rule
-from attncli.cli.emit import Record, emit, make_printer
-from attncli.cli.options import WorkOptions, defaults_of
+from attncli.cli.options import OutputOptions, defaults_of
+from attncli.cli.output import Record, make_printer, write_result
 from attncli.cli.variance import AuditOptions, ExperimentOptions
 from attncli.columns import record_of
 from attncli.errors import UsageError
@@ -36,7 +36,7 @@ def run(
     words: AttentionWords,
     experiment: ExperimentOptions,
     audit: AuditOptions,
-    output: WorkOptions,
+    output: OutputOptions,
 ) -> None:
     """Do what the options ask for, and refuse those that would do nothing there."""
     printer = make_printer(output)
@@ -70,16 +70,16 @@ def _refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None
 
 
 def _run_experiment(
-    options: ExperimentOptions, words: AttentionWords, output: WorkOptions, printer: Printer
+    options: ExperimentOptions, words: AttentionWords, output: OutputOptions, printer: Printer
 ) -> None:
     names = ("samples", "keys", "dist", "mean", "std", "correlation", "df", "seed")
     specs = experiment_specs(
-        ladder("«dk»", options.dk) or (64,),
+        int_ranges("«dk»", options.dk) or (64,),
         _rules(options, words),
         _temperatures(options, words),
         **{name: getattr(options, name) for name in names},
     )
-    emit(
+    write_result(
         output.format,
         printer,
         command="variance",
@@ -138,7 +138,7 @@ def _temperatures(options: ExperimentOptions, words: AttentionWords) -> tuple[fl
 
 
 def _run_audit(
-    inputs: FileOptions, words: AttentionWords, output: WorkOptions, printer: Printer
+    inputs: FileOptions, words: AttentionWords, output: OutputOptions, printer: Printer
 ) -> None:
     groups = load_groups(inputs)
     printer.warn(
@@ -152,7 +152,7 @@ def _run_audit(
     ]
     for found in prepared:
         printer.warn(warnings_of(*found))
-    emit(
+    write_result(
         output.format,
         printer,
         command="variance",
@@ -171,7 +171,7 @@ def _audited(group: Group, problem: Problem) -> Iterator[Record]:
 
 
 def _run_fit(
-    inputs: FileOptions, words: AttentionWords, file: str, output: WorkOptions, printer: Printer
+    inputs: FileOptions, words: AttentionWords, file: str, output: OutputOptions, printer: Printer
 ) -> None:
     """Rank the classic scales and a fitted one by what they leave unexplained.
 
@@ -189,7 +189,7 @@ def _run_fit(
     fit = fit_to(problem, tensor, file)
     used = {"source": str(fit.source), "scale_used": problem.scale}
     sample = {"rows": fit.rows, "rows_total": fit.rows_total, "target_rms": fit.target_rms}
-    emit(
+    write_result(
         output.format,
         printer,
         command="variance-fit",

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from attncli.cli.options import WorkOptions
+from attncli.cli.options import OutputOptions
 from attncli.columns import Column
 from attncli.report import document
 from attncli.report.choices import Format
@@ -19,12 +19,12 @@ from attncli.report.printer import Printer
 Record = dict[str, Any]
 
 
-def make_printer(work: WorkOptions) -> Printer:
+def make_printer(output: OutputOptions) -> Printer:
     """The printer that the output options ask for."""
-    return Printer(target=work.output, color=work.color, quiet=work.quiet)
+    return Printer(target=output.output, color=output.color, quiet=output.quiet)
 
 
-def emit(
+def write_result(
     form: Format,
     printer: Printer,
     *,
