@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import TypeVar
 
 from attncli.errors import UsageError
-from attncli.files.text import comma_separated
 
 Number = TypeVar("Number", int, float)
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -16,7 +15,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 def several(given: list[str] | None) -> list[str]:
     """The parts of an option that is repeated or comma-separated, in order."""
-    return [part for text in given or () for part in comma_separated(text)]
+    return [part.strip() for text in given or () for part in text.split(",") if part.strip()]
 
 
 def integers(option: str, given: list[str] | None) -> tuple[int, ...] | None:

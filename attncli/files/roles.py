@@ -10,7 +10,7 @@ from attncli.errors import DataError, UsageError
 from attncli.files.container import TensorFile
 from attncli.files.reader import open_file
 from attncli.files.tensor import StoredTensor
-from attncli.files.text import comma_separated, listed, place, shown
+from attncli.files.text import listed, place, shown
 
 Group = dict[str, str | None]
 
@@ -44,7 +44,7 @@ def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
     if not found:
         raise _no_roles(file)
     asked = [
-        name for text in asked for name in ([text] if text in found else comma_separated(text))
+        name for text in asked for name in ([text] if text in found else _comma_separated(text))
     ]
     complete = [name for name in found if {"q", "k"} <= found[name].keys()]
     for name in asked or ([] if complete else list(found)[:1]):
@@ -52,6 +52,11 @@ def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
     if not asked:
         _warn(file, found, complete)
     return {name: _filled(found[name]) for name in asked or complete}
+
+
+def _comma_separated(text: str) -> list[str]:
+    """The parts of a text between commas, without blanks around them and without empty ones."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _found(file: TensorFile) -> dict[str, dict[str, str]]:

@@ -38,8 +38,3 @@ def listed(names: Iterable[str | None], limit: int = 8) -> str:
 def size_text(size: int) -> str:
     """Return a number of bytes for people, in a decimal unit."""
     return decimal(size)
-
-
-def comma_separated(text: str) -> list[str]:
-    """The parts of a text between commas, without blanks around them and without empty ones."""
-    return [part.strip() for part in text.split(",") if part.strip()]
