@@ -15,6 +15,7 @@ from attncli.attention.options import Layout, WeightsLayout
 from attncli.errors import DataError, UsageError
 from attncli.files.limits import require_memory
 from attncli.files.roles import read_one
+from attncli.files.tensor import doubts
 from attncli.files.torch_tensors import as_torch, torch_dtype
 
 RANDOM_OPTIONS = ("batch", "q_len", "k_len", "dk", "dv", "seed")
@@ -103,7 +104,7 @@ def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
 def read_tensor(spec: str, option: str, dtype: str | None = None) -> tuple[torch.Tensor, list[str]]:
     """One tensor from FILE or FILE::NAME, with warnings about the file."""
     stored, warnings = read_one(spec, option)
-    return as_torch(stored, dtype), warnings
+    return as_torch(stored, dtype), [*warnings, *doubts(stored, dtype)]
 
 
 def _refuse_useless(options: FileOptions, named: dict[str, str]) -> None:
@@ -172,6 +173,7 @@ def read_group(group: FileGroup, dtype: str | None = None) -> Group:
     for role, (file, header) in group.roles.items():
         stored = file.read(header.name)
         tensors[role] = as_torch(stored, dtype)
+        file.warnings.extend(text for text in doubts(stored, dtype) if text not in file.warnings)
         described[role] = describe(stored.source, tensors[role])
     return Group(
         group.source,

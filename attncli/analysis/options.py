@@ -42,7 +42,9 @@ class FileOptions:
     )
     heads: int | None = option(None, "Query heads.", "H")
     kv_heads: int | None = option(None, "Key and value heads. [default: H]", "H")
-    dtype: str | None = option(None, "Cast on loading, e.g. float16, bfloat16, float32.", "NAME")
+    dtype: str | None = option(
+        None, "Cast on loading; of 16-bit integers, a 16-bit float says what bits they are.", "NAME"
+    )
     allow_nonfinite: bool = option(False, "Carry on with NaN and inf, as IEEE says.")
 
 

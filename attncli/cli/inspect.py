@@ -13,7 +13,7 @@ class InspectOptions:
     """What to look at."""
 
     files: list[str] = option(MISSING, "Files of tensors; '-' is stdin.", "FILE", positional=True)
-    dtype: str | None = option(None, "What the raw bytes of a '|V2' tensor are.", "NAME")
+    dtype: str | None = option(None, "What the bits of '|V2' or integer tensors are.", "NAME")
 
 
 def inspect(options: InspectOptions, output: OutputOptions) -> str:

@@ -15,7 +15,14 @@ from attncli.errors import DataError
 from attncli.files.container import TensorFile
 from attncli.files.reader import open_file
 from attncli.files.roles import split_name
-from attncli.files.tensor import UNDECLARED, StoredTensor, TensorHeader, as_float, require_accepted
+from attncli.files.tensor import (
+    UNDECLARED,
+    StoredTensor,
+    TensorHeader,
+    as_float,
+    doubts,
+    require_accepted,
+)
 from attncli.files.text import place
 from attncli.report.table import record_table
 
@@ -82,6 +89,8 @@ def _record(
         warnings.append(f"{unread}; its values are not looked at")
         return dict.fromkeys(column.key for column in COLUMNS) | record_of(found)
     stored = file.read(header.name)
+    if dtype is not None:
+        warnings += doubts(stored, dtype)
     return record_of(replace(found, bytes=int(stored.array.nbytes)), _statistics(stored, dtype))
 
 

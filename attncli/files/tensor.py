@@ -105,6 +105,9 @@ FLOATS = tuple(name for name in BY_NAME if "float" in name)
 # Bytes without a meaning of their own: how NumPy stores bfloat16 and float8.
 UNDECLARED: dict[str, np.dtype[Any]] = {"|V2": np.dtype("u2"), "|V1": np.dtype("u1")}
 
+# Integers of this size are no queries or keys, but the bits of any ordinary bfloat16 are.
+LIKE_BITS = 0x2000
+
 _ACCEPTED = "float16, bfloat16, float32, float64, float8, integers or bool"
 
 
@@ -138,11 +141,16 @@ def require_accepted(where: str, dtype: str) -> None:
 def true_dtype(stored: StoredTensor, declared: str | None = None) -> str:
     """Return the element type: the stored name, or for bytes without one the declared one.
 
+    Integers beside a declared float of their own width below 32 bits are bytes without one: NumPy
+    has no bfloat16 and no float8, so people keep their bits as such.
+
     Raises:
         DataError: the type is not accepted, or its bytes need a declaration that fits them.
     """
     where = place(stored.source)
     require_accepted(where, stored.dtype)
+    if declared is not None and _are_bits(stored.dtype, declared):
+        return declared
     if stored.dtype not in UNDECLARED:
         return stored.dtype
     wide = UNDECLARED[stored.dtype].itemsize == 2
@@ -154,6 +162,42 @@ def true_dtype(stored: StoredTensor, declared: str | None = None) -> str:
     raise DataError(where, problem, f"If they are {kind}, say so: «dtype={choices[0]}».")
 
 
+def _are_bits(dtype: str, declared: str) -> bool:
+    if declared in ("bfloat16", "float16"):
+        return dtype in ("uint16", "int16")
+    return dtype in ("uint8", "int8") and declared in FLOATS and declared.startswith("float8")
+
+
+def bits_of(stored: StoredTensor, name: str) -> NDArray[Any]:
+    """The array with its bytes as those of an element type of their width."""
+    physical = BY_NAME[name].physical
+    same = stored.array.dtype.name == physical.name  # in whatever byte order
+    return stored.array if same else stored.array.view(physical)
+
+
+def doubts(stored: StoredTensor, declared: str | None = None) -> list[str]:
+    """What to say where integers may be numbers or the bits of floats.
+
+    Args:
+        stored: a tensor as read from a file.
+        declared: what «dtype» says.
+    """
+    file = place(stored.source.partition("::")[0])
+    if declared is not None and _are_bits(stored.dtype, declared):
+        return [
+            f"{file}: {stored.dtype} values are taken as the bits of {declared}; without "
+            "«dtype» they are numbers"
+        ]
+    if declared is None and stored.dtype in ("uint16", "int16") and stored.array.size:
+        largest = max(int(stored.array.max()), -int(stored.array.min()))
+        if largest >= LIKE_BITS:
+            return [
+                f"{file}: {stored.dtype} values as large as {largest} are taken as numbers; if "
+                "they are the bits of floats, say «dtype=bfloat16» or «dtype=float16»"
+            ]
+    return []
+
+
 def as_float(stored: StoredTensor, declared: str | None = None) -> NDArray[Any]:
     """Return the values as float32, or as float64 from float64 and integers, without torch.
 
@@ -161,21 +205,23 @@ def as_float(stored: StoredTensor, declared: str | None = None) -> NDArray[Any]:
 
     Args:
         stored: a tensor as read from a file.
-        declared: what bytes that the file does not name ("|V2", "|V1") are; else not used.
+        declared: what bytes that the file does not name are ("|V2", "|V1", and integers of the
+            width of a narrow float); else not used.
 
     Raises:
         DataError: the element type is not accepted, or its bytes need `declared`.
     """
     name = true_dtype(stored, declared)
+    array = bits_of(stored, name)
     if name == "bfloat16":
         # bfloat16 is the upper half of a float32.
-        return (stored.array.astype(np.uint32) << 16).view(np.float32)
+        return (array.astype(np.uint32) << 16).view(np.float32)
     if name.startswith("float8"):
-        values: NDArray[Any] = _float8_values(name)[stored.array]
+        values: NDArray[Any] = _float8_values(name)[array]
         return values
     if name in ("float32", "float64"):
-        return stored.array
-    return stored.array.astype(np.float32 if name == "float16" else np.float64)
+        return array
+    return array.astype(np.float32 if name == "float16" else np.float64)
 
 
 def _float8_values(name: str) -> NDArray[Any]:

@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from attncli.errors import DataError, UsageError
 from attncli.files.container import TensorFile
 from attncli.files.limits import require_memory
-from attncli.files.tensor import BY_NAME, FLOATS, StoredTensor, TensorHeader, true_dtype
+from attncli.files.tensor import (
+    BY_NAME,
+    FLOATS,
+    StoredTensor,
+    TensorHeader,
+    bits_of,
+    true_dtype,
+)
 from attncli.files.text import listed, place, shown
 
 # Far beyond any real file: a few bytes can describe endlessly nested lists.
@@ -282,7 +289,8 @@ def as_torch(stored: StoredTensor, dtype: str | None = None) -> torch.Tensor:
     Args:
         stored: a tensor as read from a file.
         dtype: the floating-point type to cast to; None keeps the stored one. For bytes that
-            the file does not name ("|V2", "|V1") it says what they are, and nothing is cast.
+            the file does not name ("|V2", "|V1", and integers of the width of a narrow float) it
+            says what they are, and nothing is cast.
             A value too large for it becomes infinite.
 
     Raises:
@@ -292,7 +300,7 @@ def as_torch(stored: StoredTensor, dtype: str | None = None) -> torch.Tensor:
     """
     target = None if dtype is None else torch_dtype(dtype)
     name = true_dtype(stored, dtype)
-    array = stored.array
+    array = bits_of(stored, name)
     negative = any(stride < 0 for stride in array.strides)
     uneven = any(stride % array.itemsize for stride in array.strides)
     if negative or uneven or not array.flags.aligned or not array.dtype.isnative:

@@ -114,6 +114,58 @@ def test_raw_bfloat16_needs_its_name(run: Run, files: Path, tensors: Tensors) ->
     assert_stages(found["data"], attention(**narrow))
 
 
+@pytest.mark.parametrize("container", ["npy", "npz", "safetensors", "pt"])
+@pytest.mark.parametrize(
+    ("dtype", "integers"),
+    [
+        ("bfloat16", ("uint16", "int16")),
+        ("float16", ("uint16", "int16")),
+        ("float8_e4m3fn", ("uint8", "int8")),
+        ("float8_e5m2", ("uint8", "int8")),
+    ],
+)
+def test_integers_beside_a_float_of_their_width_are_its_bits(
+    run: Run, files: Path, tensors: Tensors, dtype: str, integers: tuple[str, ...], container: str
+) -> None:
+    narrow = {n: torch.from_numpy(a).to(getattr(torch, dtype)) for n, a in tensors.items()}
+    expected = attention(**{n: t.double().numpy() for n, t in narrow.items()})
+    for kind in integers:
+        bits = {name: t.view(getattr(torch, kind)) for name, t in narrow.items()}
+        words = [f"bits.{container}"]
+        if container == "npy":
+            words = [f"{name}.npy" for name in bits]
+            for name, t in bits.items():
+                np.save(f"{name}.npy", t.numpy())
+        elif container == "npz":
+            np.savez("bits.npz", **{name: t.numpy() for name, t in bits.items()})
+        elif container == "pt":
+            torch.save(bits, "bits.pt")
+        else:
+            save_file(bits, "bits.safetensors")
+        outcome = run("compute", *words, "--dtype", dtype, "-f", "json")
+        assert_stages(outcome.json["data"], expected)
+        said = f"{words[0]}: {kind} values are taken as the bits of {dtype}; without --dtype"
+        assert outcome.stderr.count(said) == 1
+        seen = run("inspect", *words, "--dtype", dtype, "-f", "json")
+        assert said in seen.stderr
+        largest = max(float(t.double().max()) for t in narrow.values())
+        assert max(record["max"] for record in seen.json["data"]) == largest
+
+
+def test_integers_that_look_like_bits_are_worth_a_warning(run: Run, files: Path) -> None:
+    for name in ("uint16", "int16"):
+        np.save("bits.npy", np.array([[16256, 16384]], name))
+        outcome = run("compute", "bits.npy", "bits.npy", "-f", "json")
+        assert outcome.json["data"]["stages"]["scores"]["max"] == 16256**2 + 16384**2
+        assert f"bits.npy: {name} values as large as 16384 are taken as numbers" in outcome.stderr
+        assert "--dtype bfloat16" in outcome.stderr
+        wide = run("compute", "bits.npy", "bits.npy", "--dtype", "float32", "-f", "json")
+        assert wide.json["data"]["stages"]["scores"]["max"] == 16256**2 + 16384**2
+        assert wide.stderr == ""
+        np.save("small.npy", np.array([[100, 2]], name))
+        assert run("compute", "small.npy", "small.npy", "-f", "json").stderr == ""
+
+
 @pytest.mark.parametrize("layout", ["bshd", "bsh", "rank-3", "rank-2"])
 def test_layouts(run: Run, files: Path, tensors: Tensors, layout: str) -> None:
     options = ["--layout", layout]
