@@ -23,6 +23,7 @@ from attncli.attention.stages import (
     shape_of,
     stages_of,
 )
+from attncli.attention.steps import OutputProjection
 from attncli.errors import UsageError
 from attncli.files.limits import require_memory
 
@@ -38,13 +39,13 @@ class StagesAsked:
         problem: what to compute.
         selection: for which batches, heads and rows.
         stages: in the order of computation.
-        output_projection: W_O (H·d_v, d), needed for the stage `projected` alone.
+        output_projection: needed for the stage `projected` alone.
     """
 
     problem: Problem
     selection: Selection
     stages: tuple[Stage, ...]
-    output_projection: torch.Tensor | None = None
+    output_projection: OutputProjection | None = None
 
     def blocks(self, *stages: Stage) -> Iterator[Block]:
         """The stages, or some of them, block by block."""
@@ -101,7 +102,7 @@ def ask_stages(
     heads: Sequence[int] | None,
     rows: Sequence[int] | None,
     is_projected: bool = False,
-    output_projection: torch.Tensor | None = None,
+    output_projection: OutputProjection | None = None,
 ) -> StagesAsked:
     """The stages named, for what is selected; None stands for all.
 
@@ -111,7 +112,7 @@ def ask_stages(
         option: where they were named, for messages.
         batches, heads, rows: indices, negative ones from the end.
         is_projected: whether Q, K and V are stages themselves.
-        output_projection: W_O (H·d_v, d); None where there is no stage `projected`.
+        output_projection: None where there is no stage `projected`.
 
     Raises:
         UsageError: a stage that the problem does not have, or an index beyond its axis.

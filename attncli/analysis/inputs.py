@@ -12,6 +12,7 @@ from attncli.analysis.options import FileOptions, InputOptions
 from attncli.analysis.tensor_files import ROLES, FileGroup, groups_in
 from attncli.attention import qkv
 from attncli.attention.options import Layout, WeightsLayout
+from attncli.attention.steps import OutputProjection
 from attncli.errors import DataError, UsageError
 from attncli.files.limits import require_memory
 from attncli.files.roles import read_one
@@ -21,7 +22,8 @@ from attncli.files.torch_tensors import as_torch, torch_dtype
 RANDOM_OPTIONS = ("batch", "q_len", "k_len", "dk", "dv", "seed")
 RANDOM_OR_PACKED = ("heads", "kv_heads")
 RANDOM_KEYS = 8
-PROJECTION_OPTIONS = ("x", "wq", "wk", "wv", "wo")
+BIASES = {"bq": "wq", "bk": "wk", "bv": "wv", "bo": "wo"}
+PROJECTION_OPTIONS = ("x", "wq", "wk", "wv", "wo", *BIASES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Group:
         declared: options that the bundle declares for this group, by their names.
         labels: a token per position; None for none.
         seed: what random tensors were drawn from; None for others.
-        output_projection: W_O (H·d_v, d), where given.
+        output_projection: where W_O is given.
         warnings: what the reader of the results should know.
     """
 
@@ -47,7 +49,7 @@ class Group:
     declared: dict[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None
     seed: int | None = None
-    output_projection: torch.Tensor | None = None
+    output_projection: OutputProjection | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -222,22 +224,35 @@ def _projected(options: FileOptions, named: dict[str, str]) -> Group:
             there = ", ".join(f"«{n}»" for n in PROJECTION_OPTIONS if getattr(options, n))
             problem = f"expected «x», «wq» and «wk» together, got only {there}"
             raise UsageError(f"«{name}»", problem)
-    if options.wo is not None and options.wv is None:
-        raise UsageError("«wo»", "expected «wv» beside it, got none")
+    for name, partner in ({"wo": "wv"} | BIASES).items():
+        if getattr(options, name) is not None and getattr(options, partner) is None:
+            raise UsageError(f"«{name}»", f"expected «{partner}» beside it, got none")
     loaded, described, warnings = {}, {}, []
-    for name in ("x", "wq", "wk", "wv", "wo"):
+    for name in PROJECTION_OPTIONS:
         spec = getattr(options, name)
         if spec is not None:
             loaded[name], said = read_tensor(spec, f"«{name}»", options.dtype)
             described[name] = describe(spec, loaded[name])
             warnings += said
     out_in = options.weights_layout is WeightsLayout.OUT_IN
-    weights = {n: w.mT if out_in and w.ndim == 2 else w for n, w in loaded.items() if n != "x"}
-    output_projection = weights.pop("wo", None)
+    weights = {
+        name: weight.mT if out_in and weight.ndim == 2 else weight
+        for name, weight in loaded.items()
+        if name.startswith("w")
+    }
+    for bias, name in BIASES.items():
+        if bias in loaded and loaded[bias].shape != weights[name].shape[1:]:
+            width = tuple(weights[name].shape[1:])
+            problem = f"expected {width} like the columns of «{name}», got "
+            raise DataError(f"«{bias}»", problem + str(tuple(loaded[bias].shape)))
+    wo, bo = weights.pop("wo", None), loaded.pop("bo", None)
+    biases = {BIASES[name]: bias for name, bias in loaded.items() if name in BIASES}
     heads = options.heads or 1
-    tensors = qkv.project(loaded["x"], weights, heads, options.kv_heads or heads)
-    if output_projection is not None:
-        _check_output_projection(output_projection, tensors["v"], heads)
+    tensors = qkv.project(loaded["x"], weights, heads, options.kv_heads or heads, biases)
+    output_projection = None
+    if wo is not None:
+        _check_output_projection(wo, tensors["v"], heads)
+        output_projection = OutputProjection(wo, bo)
     return Group(
         None,
         "",

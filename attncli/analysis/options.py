@@ -34,6 +34,10 @@ class FileOptions:
     wk: str | None = option(None, "W_K for «x».", "FILE")
     wv: str | None = option(None, "W_V for «x».", "FILE")
     wo: str | None = option(None, "W_O, adds the stage 'projected'.", "FILE")
+    bq: str | None = option(None, "Bias after «wq», (H·d_k).", "FILE")
+    bk: str | None = option(None, "Bias after «wk».", "FILE")
+    bv: str | None = option(None, "Bias after «wv».", "FILE")
+    bo: str | None = option(None, "Bias after «wo».", "FILE")
     weights_layout: WeightsLayout = option(
         WeightsLayout.IN_OUT, "in-out: x @ w; out-in: the weight of an nn.Linear."
     )

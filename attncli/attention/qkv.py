@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -66,7 +68,11 @@ def draw(
 
 
 def project(
-    x: torch.Tensor, weights: dict[str, torch.Tensor], heads: int, kv_heads: int
+    x: torch.Tensor,
+    weights: Mapping[str, torch.Tensor],
+    heads: int,
+    kv_heads: int,
+    biases: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> dict[str, torch.Tensor]:
     """Project X and split the result into heads.
 
@@ -76,6 +82,8 @@ def project(
             (d, H_kv·d_v).
         heads: H.
         kv_heads: H_kv.
+        biases: for some of these weights, under the weight's name, what is added then: one number
+            for each of its columns.
 
     Returns:
         "q", "k" and "v", float64 (B, H | H_kv, S, d_k | d_v).
@@ -92,6 +100,8 @@ def project(
     for name, weight in weights.items():
         _check_weight(f"«{name}»", weight, whole.shape[-1], counts[name])
         packed = whole @ weight.to(torch.float64)  # (B, S, H·d)
+        if name in biases:
+            packed += biases[name].to(torch.float64)
         split = packed.reshape(*packed.shape[:2], counts[name], -1)
         projected[name.removeprefix("w")] = split.transpose(1, 2)  # (B, H, S, d)
     return projected

@@ -165,7 +165,7 @@ def shape_of(
     problem: Problem,
     stage: Stage,
     selection: Selection,
-    output_projection: torch.Tensor | None = None,
+    output_projection: steps.OutputProjection | None = None,
 ) -> tuple[int, int, int, int]:
     """(batches, heads, rows, columns) of a stage for a selection."""
     heads, rows = len(selection.heads), len(selection.rows)
@@ -177,7 +177,7 @@ def shape_of(
         columns = problem.dk
     if stage is Stage.PROJECTED:
         assert output_projection is not None
-        heads, columns = 1, output_projection.shape[1]
+        heads, columns = 1, output_projection.weight.shape[1]
     return len(selection.batches), heads, rows, columns
 
 
@@ -206,7 +206,7 @@ def blocks_of(
     problem: Problem,
     stages: Sequence[Stage],
     selection: Selection,
-    output_projection: torch.Tensor | None = None,
+    output_projection: steps.OutputProjection | None = None,
 ) -> Iterator[Block]:
     """`stage_blocks`, or the same in tiles where those suit."""
     if suits_tiles(problem, stages, selection):
@@ -249,7 +249,7 @@ def stage_blocks(
     problem: Problem,
     stages: Sequence[Stage],
     selection: Selection,
-    output_projection: torch.Tensor | None = None,
+    output_projection: steps.OutputProjection | None = None,
 ) -> Iterator[Block]:
     """Compute stages for the selection, one head and some query rows at a time.
 
@@ -257,7 +257,7 @@ def stage_blocks(
         problem: what to compute.
         stages: some that `stages_of` the problem lists.
         selection: which batches, heads and rows.
-        output_projection: W_O (H·d_v, d), needed for the stage `projected` alone.
+        output_projection: needed for the stage `projected` alone.
 
     Yields:
         For each batch, head and run of rows a block per stage, in the order of `stages`; those
@@ -347,16 +347,20 @@ def _input_blocks(
 
 
 def _projected_blocks(
-    problem: Problem, selection: Selection, mask: Mask, weight: torch.Tensor, step: int
+    problem: Problem,
+    selection: Selection,
+    mask: Mask,
+    projection: steps.OutputProjection,
+    step: int,
 ) -> Iterator[Block]:
-    """The output of all heads together, times W_O; its one head is called 0."""
+    """The output of all heads together, projected; its one head is called 0."""
     for batch in selection.batches:
         inputs = [_HeadInputs.of(problem, batch, head) for head in range(problem.sizes.heads)]
         for at in range(0, len(selection.rows), step):
             rows = selection.rows[at : at + step]
             parts = [_compute(problem, one, [Stage.OUTPUT], rows, mask)[0] for one in inputs]
             output = torch.stack([part[Stage.OUTPUT] for part in parts])[None]  # (1, H, rows, d_v)
-            values = steps.project_output(output, weight)[0, 0]  # (rows, d)
+            values = steps.project_output(output, projection)[0, 0]  # (rows, d)
             yield Block(Stage.PROJECTED, batch, 0, at, rows, values, None, _real(mask, batch, rows))
 
 

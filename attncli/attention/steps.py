@@ -170,18 +170,34 @@ def _of_broken(weights: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) ->
     return torch.where(nan, torch.nan, higher + lower)
 
 
-def project_output(output: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+@dataclass(frozen=True, slots=True)
+class OutputProjection:
+    """What the joined heads are multiplied with, and what is added then.
+
+    Attributes:
+        weight: W_O, (H·d_v, d).
+        bias: (d,); None for none.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+def project_output(output: torch.Tensor, projection: OutputProjection) -> torch.Tensor:
     """Concatenate the heads of the output and project them.
 
     Args:
         output: (B, H, S, d_v).
-        weight: W_O, (H·d_v, d).
+        projection: with a weight for as many columns.
 
     Returns:
         (B, 1, S, d), in the dtype of the output.
     """
     packed = output.transpose(1, 2).flatten(2)  # (B, S, H·d_v)
-    return (packed @ weight.to(packed))[:, None]
+    projected = packed @ projection.weight.to(packed)
+    if projection.bias is not None:
+        projected += projection.bias.to(packed)
+    return projected[:, None]
 
 
 def entropy_of_weights(weights: torch.Tensor, *, with_sink: bool = False) -> torch.Tensor:

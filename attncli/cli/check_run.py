@@ -41,8 +41,9 @@ def run(
     inputs: FileOptions, words: AttentionWords, options: CheckOptions, output: OutputOptions
 ) -> None:
     """Print the verdict, and fail if a candidate is off."""
-    if inputs.wo is not None:
-        raise UsageError("--wo", "expected none, got it; an output is checked before W_O")
+    for option, given_to in (("--wo", inputs.wo), ("--bo", inputs.bo)):
+        if given_to is not None:
+            raise UsageError(option, "expected none, got it; an output is checked before W_O")
     given = {target: getattr(options, f"actual_{target}") for target in Target}
     specs = {target: spec for target, spec in given.items() if spec is not None}
     require_candidates(specs, options.rtol, options.atol, pair=options.pair is not None)

@@ -341,12 +341,12 @@ def _explain(
 
 def _steps(one: GroupStages, output: OutputOptions) -> list[Step]:
     """Compute the facts and put them into words."""
-    x, weight = one.group.described.get("x"), one.asked.output_projection
+    x, projection = one.group.described.get("x"), one.asked.output_projection
     return explain_steps(
         Facts(
             walk=walk_through(one.asked.problem, one.asked.selection),
             model_width=None if x is None else x["shape"][-1],
-            projected_width=None if weight is None else weight.shape[1],
+            projected_width=None if projection is None else projection.weight.shape[1],
             unit=output.unit,
             digits=output.digits,
         )

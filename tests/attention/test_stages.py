@@ -26,7 +26,7 @@ from attncli.attention.stages import (
     stage_blocks,
     stages_of,
 )
-from attncli.attention.steps import project_output
+from attncli.attention.steps import OutputProjection, project_output
 from attncli.errors import UsageError
 
 EVERYTHING = slice(None)
@@ -63,7 +63,7 @@ def whole(problem: Problem) -> dict[Stage, torch.Tensor]:
 def gathered(
     problem: Problem,
     stages: list[Stage] | None = None,
-    output_projection: torch.Tensor | None = None,
+    output_projection: OutputProjection | None = None,
     **chosen: Any,
 ) -> dict[Stage, StageResult]:
     """Results of the stages for a selection, block by block."""
@@ -339,7 +339,7 @@ def test_the_projected_stage_is_a_plain_product(monkeypatch: pytest.MonkeyPatch)
     problem = problem_of(2, 4, 2, 5, 6, 3, 2, causal=True, query_offset=(1,))
     weight = normal(4 * 2, 7, seed=9)
     wanted = [Stage.OUTPUT, Stage.PROJECTED]
-    found = gathered(problem, wanted, weight, rows=[3, 0], heads=[1])
+    found = gathered(problem, wanted, OutputProjection(weight), rows=[3, 0], heads=[1])
     output = whole(problem)[Stage.OUTPUT]  # (B, H, S_q, d_v)
     packed = torch.cat([output[:, head] for head in range(4)], dim=-1)  # (B, S_q, H·d_v)
     assert_values(found[Stage.PROJECTED], (packed @ weight)[:, None, [3, 0]])
@@ -348,7 +348,7 @@ def test_the_projected_stage_is_a_plain_product(monkeypatch: pytest.MonkeyPatch)
 
 def test_projection_of_the_output_alone() -> None:
     output, weight = normal(2, 3, 5, 4), normal(12, 6, seed=1)
-    found = project_output(output, weight)
+    found = project_output(output, OutputProjection(weight))
     assert found.shape == (2, 1, 5, 6)
     for batch, row in np.ndindex(2, 5):
         expected = torch.cat([output[batch, head, row] for head in range(3)]) @ weight

@@ -46,6 +46,8 @@ USAGE = {
     "compute --wo q.npy": "--x: expected --x, --wq and --wk together, got only --wo",
     "compute --wv q.npy": "--x: expected --x, --wq and --wk together, got only --wv",
     "compute --x q.npy --wq q.npy --wk q.npy --wo q.npy": "--wo: expected --wv beside it",
+    "compute --bo q.npy": "--x: expected --x, --wq and --wk together, got only --bo",
+    "compute --x q.npy --wq q.npy --wk q.npy --bv q.npy": "--bv: expected --wv beside it",
     "compute --layout bsh": "--layout: expected files beside it, got none",
     "compute --weights-layout out-in": "--weights-layout: expected --x and weights beside it",
     "compute --group a": "--group: expected a bundle beside it, got no file",

@@ -263,6 +263,36 @@ def test_projection(run: Run, files: Path, out_in: bool) -> None:
     assert set(found["inputs"]) == {"x", *weights}
 
 
+def test_biases_make_projections_those_of_a_torch_layer(run: Run, files: Path) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(8, 2, batch_first=True).double()
+    torch.nn.init.normal_(layer.in_proj_bias)
+    torch.nn.init.normal_(layer.out_proj.bias)
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    weights = dict(zip(("wq", "wk", "wv"), layer.in_proj_weight.chunk(3), strict=True))
+    biases = dict(zip(("bq", "bk", "bv"), layer.in_proj_bias.chunk(3), strict=True))
+    parts = {"x": x, "wo": layer.out_proj.weight, "bo": layer.out_proj.bias} | weights | biases
+    for name, part in parts.items():
+        np.save(f"{name}.npy", part.detach().numpy())
+    named = [word for name in parts for word in (f"--{name}", f"{name}.npy")]
+    found = run("compute", *named, "--heads", 2, "--weights-layout", "out-in", "-f", "json").json
+    output, expected = layer(x, x, x, average_attn_weights=False)
+    stages = found["data"]["stages"]
+    close = {"rtol": 1e-12, "atol": 1e-12}
+    np.testing.assert_allclose(stages["weights"]["values"], expected.detach(), **close)
+    np.testing.assert_allclose(stages["projected"]["values"], output.detach()[:, None], **close)
+    assert set(found["inputs"]) == set(parts)
+
+
+def test_a_bias_that_does_not_fit_is_refused(run: Run, files: Path) -> None:
+    for name, shape in {"x": (5, 8), "w": (8, 6), "b": (8,)}.items():
+        np.save(f"{name}.npy", np.ones(shape))
+    outcome = run(
+        "compute", "--x", "x.npy", "--wq", "w.npy", "--wk", "w.npy", "--bk", "b.npy", code=1
+    )
+    assert "--bk: expected (6,) like the columns of --wk, got (8,)" in outcome.stderr
+
+
 def test_random_tensors_are_the_documented_draws(run: Run) -> None:
     sizes = ("--batch", 2, "--heads", 4, "--kv-heads", 2, "--q-len", 3, "--k-len", 5)
     found = run("compute", *sizes, "--dk", 6, "--dv", 7, "--seed", 11, "-f", "json").json
