@@ -16,6 +16,16 @@ _ENOUGH_VALUES = 32
 _SCAN_ELEMENTS = 1 << 22
 
 
+# Orders of the axes that an output of each layout, or anything else, may have, expected ones first,
+# and the mistake that the others show.
+_AXES: dict[Layout | None, list[tuple[str, str | None]]] = {
+    Layout.BHSD: [("bhsw", None), ("bshw", "layout:output"), ("bsp", "layout:packed")],
+    Layout.BSHD: [("bshw", None), ("bhsw", "layout:output"), ("bsp", "layout:packed")],
+    Layout.BSH: [("bsp", None), ("bshw", None), ("bhsw", "layout:output")],
+    None: [("bhsw", None), ("bshw", "layout:output")],
+}
+
+
 class Target(StrEnum):
     """What a candidate claims to be."""
 
@@ -117,9 +127,8 @@ def shapes_of(
     width = {Target.OUTPUT: problem.dv or 0, Target.WEIGHTS: sizes.k_len, Target.LOGSUMEXP: 1}
     length = {"b": sizes.batch, "h": sizes.heads, "s": sizes.q_len, "w": width[target]}
     length["p"] = length["h"] * length["w"]
-    expected, mistaken = _axes_of(target, layout)
     found = []
-    for axes, reading in [(a, None) for a in expected] + mistaken:
+    for axes, reading in _AXES[layout if target is Target.OUTPUT else None]:
         for short in _shortened(axes, length):
             if target is Target.LOGSUMEXP:
                 found.append((tuple(length[axis] for axis in short[:-1]), short, reading))
@@ -170,17 +179,6 @@ def undo_layout(values: torch.Tensor, error: LayoutError | None) -> torch.Tensor
 def apply_layout_error(tensor: torch.Tensor, error: LayoutError) -> torch.Tensor:
     """A right (B, H, S, d) tensor as someone sees it who takes its memory for another order."""
     return undo_layout(tensor, REVERSE[error])
-
-
-def _axes_of(target: Target, layout: Layout) -> tuple[list[str], list[tuple[str, str]]]:
-    """Expected orders of the axes, and those of layout mistakes with their names."""
-    if target is Target.OUTPUT and layout is Layout.BSHD:
-        return ["bshw"], [("bhsw", "layout:output"), ("bsp", "layout:packed")]
-    if target is Target.OUTPUT and layout is Layout.BSH:
-        return ["bsp", "bshw"], [("bhsw", "layout:output")]
-    if target is Target.OUTPUT:
-        return ["bhsw"], [("bshw", "layout:output"), ("bsp", "layout:packed")]
-    return ["bhsw"], [("bshw", "layout:output")]
 
 
 def _shortened(axes: str, length: dict[str, int]) -> list[str]:
