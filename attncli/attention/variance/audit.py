@@ -18,11 +18,7 @@ NEAR = 2.0
 
 
 def audit(problem: Problem) -> Iterator[ScoreMoments]:
-    """The moments of every head of every batch, key heads that are shared measured once.
-
-    Args:
-        problem: what is measured.
-    """
+    """The moments of every head of every batch, key heads that are shared measured once."""
     per_key_head = problem.sizes.heads // problem.kv_heads
     for batch in range(problem.sizes.batch):
         for kv_head in range(problem.kv_heads):

@@ -185,16 +185,15 @@ class RunningGram:
     """
 
     keys: AugmentedRows
-    total: torch.Tensor
+    total: torch.Tensor = field(init=False)
     first: int = 0
     stop: int = 0
 
-    @classmethod
-    def empty(cls, keys: AugmentedRows) -> RunningGram:
-        """The Gram matrix of no keys."""
-        width = keys.rows.width + 2
-        zeros = torch.zeros(width, width, dtype=torch.float64, device=keys.rows.device)
-        return cls(keys, zeros)
+    def __post_init__(self) -> None:
+        """Begin with no keys."""
+        width = self.keys.rows.width + 2
+        device = self.keys.rows.device
+        self.total = torch.zeros(width, width, dtype=torch.float64, device=device)
 
     def move(self, first: int, stop: int) -> torch.Tensor:
         """The matrix of keys [first, stop), in the dtype of the arithmetic."""
@@ -266,7 +265,7 @@ def _chunk_sums(
     one_by_one: bool,
 ) -> torch.Tensor:
     """Σ (score − origin) and Σ (score − origin)² over rows [begin, finish), float64 (2,)."""
-    gram = RunningGram.empty(keys)
+    gram = RunningGram(keys)
     totals = torch.zeros(2, dtype=torch.float64, device=keys.rows.device)
     for at, end in _row_blocks(first, stop, begin, finish):
         low, high = int(first[at:end].min()), int(stop[at:end].max())

@@ -23,6 +23,12 @@ _CLEARLY_BETTER = 1.5
 _SAME = 1e-6
 # Roundings between the scores and a weight: product, shift, exponential, sum, quotient.
 _ROUNDINGS = 8
+# Why there is no fitted value.
+_NO_ROWS = "no query sees a key"
+_WHY_NOT = {
+    Target.WEIGHTS: "no row has two weights above 0 at different scores: any large scale fits",
+    Target.OUTPUT: "the output does not depend on the scale: scores or values are all alike",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,7 @@ def fit_scale(problem: Problem, source: Target, given: torch.Tensor) -> ScaleFit
         rows=len(seen),
         rows_total=round(len(seen) / max(1, looked_at) * real * problem.sizes.heads),
         target_rms=target_rms,
-        reason=None if fitted is not None else _why_not(source, len(seen)),
+        reason=None if fitted is not None else _WHY_NOT[source] if len(seen) else _NO_ROWS,
     )
 
 
@@ -177,11 +183,3 @@ def _ranked(
         limit = max(own.rms * _CLEARLY_BETTER, noise)
         found.insert(sum(one.rms <= limit for one in found), own)
     return tuple(found)
-
-
-def _why_not(source: Target, rows: int) -> str:
-    if rows == 0:
-        return "no query sees a key"
-    if source is Target.WEIGHTS:
-        return "no row has two weights above 0 at different scores: any large scale fits"
-    return "the output does not depend on the scale: scores or values are all alike"

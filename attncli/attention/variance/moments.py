@@ -196,22 +196,12 @@ def _order(index: NDArray[np.int64], length: int) -> torch.Tensor | None:
 
 
 def key_moments(problem: Problem, batch: int, kv_head: int) -> RowMoments | None:
-    """Moments of the real keys of a key head, for all query heads that share it.
-
-    Args:
-        problem: what is measured.
-        batch: index of the batch.
-        kv_head: index of the key head.
-    """
+    """Moments of the real keys of a key head, for all query heads that share it."""
     return row_moments(_keys(problem, batch, kv_head))
 
 
 def score_moments(
-    problem: Problem,
-    batch: int,
-    head: int,
-    *,
-    keys: RowMoments | None = None,
+    problem: Problem, batch: int, head: int, *, keys: RowMoments | None = None
 ) -> ScoreMoments:
     """Mean and variance of the scores of one head, and where the variance comes from.
 
@@ -221,8 +211,7 @@ def score_moments(
     Args:
         problem: what is measured, in its dtype of arithmetic, sums of blocks in float64. What
             float32 would round away is done again in float64.
-        batch: index of the batch.
-        head: index of the query head.
+        batch, head: indices of the query head.
         keys: `key_moments` of the key head that this head uses, if at hand.
 
     Source: variance of a product of independent vectors, with uniform draws of a query and a key.
