@@ -54,7 +54,7 @@ def compute(
     Args:
         q: (S_q, d_k), (H, S_q, d_k) or (B, H, S_q, d_k), or as `layout` says: a torch tensor, a
             NumPy array or nested lists, of any real dtype.
-        k: like q, with S_k in the place of S_q and H_kv in the place of H.
+        k: like q, with S_k in the place of S_q and H_kv in the place of H; one batch serves all.
         v: like k, with d_v in the place of d_k; None leaves out the stage `output`.
         stages: some of `scores`, `scaled`, `capped`, `masked`, `weights`, `output`; None for all
             that there are. A stage over keys takes batches × heads × rows × S_k numbers.

@@ -113,7 +113,7 @@ def make_problem(
 
     Args:
         q: (S_q, d_k), (H, S_q, d_k) or (B, H, S_q, d_k), or as `layout` says.
-        k: like q, with S_k in the place of S_q and H_kv in the place of H.
+        k: like q, with S_k in the place of S_q and H_kv in the place of H; one batch serves all.
         v: like k, with d_v in the place of d_k; None where there are no values.
         options: what shapes attention.
         layout: order of the axes.
@@ -140,6 +140,7 @@ def make_problem(
     if not allow_nonfinite:
         for role, tensor in ready.items():
             refuse_nonfinite(tensor, role)
+    warnings += _share_batch(ready)
     batch, query_heads, q_len, dk = ready["q"].shape
     sizes = Sizes(batch, query_heads, q_len, ready["k"].shape[2])
     mask = build_mask(options, sizes)
@@ -238,7 +239,7 @@ def _check_shapes(ready: dict[str, torch.Tensor], layout: Layout, *, declared: b
     for role, tensor in ready.items():
         if tensor.is_complex():
             raise DataError(role, f"expected real numbers, got {tensor.dtype}")
-        if tensor.shape[0] != q.shape[0]:
+        if tensor.shape[0] not in (1, q.shape[0]):
             raise DataError(role, f"expected B={q.shape[0]} like q, got {tuple(tensor.shape)}")
     if q.shape[-1] == 0:
         raise DataError("q", f"expected d_k of at least 1, got shape {tuple(q.shape)}")
@@ -265,6 +266,16 @@ def _check_shapes(ready: dict[str, torch.Tensor], layout: Layout, *, declared: b
             "say «layout=bshd»"
         ]
     return []
+
+
+def _share_batch(ready: dict[str, torch.Tensor]) -> list[str]:
+    """Let every batch of Q see the only one that K or V have; return what is said of it."""
+    batch = ready["q"].shape[0]
+    shared = [role for role in ready if ready[role].shape[0] != batch]
+    for role in shared:
+        ready[role] = ready[role].expand(batch, -1, -1, -1)
+    holds = "hold" if len(shared) > 1 else "holds"
+    return [f"{' and '.join(shared)} {holds} 1 batch, shared by all {batch} of q"] if shared else []
 
 
 def _check_heads(ready: dict[str, torch.Tensor], heads: int | None, kv_heads: int | None) -> None:

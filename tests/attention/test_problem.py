@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import attncli
 from attncli.attention import problem as problem_module
 from attncli.attention.cost import cost_of
 from attncli.attention.options import AttentionOptions, Layout, Precision
@@ -51,9 +52,30 @@ def test_values_are_optional() -> None:
     assert (found.v, found.dv) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("k", "v", "said"),
+    [
+        ((1, 2, 6, 8), (1, 2, 6, 3), "k and v hold 1 batch, shared by all 2 of q"),
+        ((2, 6, 8), V, "k holds 1 batch, shared by all 2 of q"),
+        (K, (1, 2, 6, 3), "v holds 1 batch, shared by all 2 of q"),
+    ],
+)
+def test_keys_and_values_of_one_batch_serve_all(
+    k: tuple[int, ...], v: tuple[int, ...], said: str
+) -> None:
+    tensors = [torch.from_numpy(np.random.default_rng(0).normal(size=s)) for s in (Q, k, v)]
+    whole = [tensors[0], *(t.expand(2, -1, -1, -1) for t in tensors[1:])]
+    found, expected = (attncli.compute(*three) for three in (tensors, whole))
+    for stage, values in expected.stages.items():
+        assert torch.equal(found.stages[stage], values)
+    assert found.warnings == (said,)
+    heads = attncli.entropy(*tensors, per_key=True)
+    assert heads.heads == attncli.entropy(*whole).heads
+
+
 SHAPES: list[tuple[tuple[Any, ...], type[AttncliError], str]] = [
     ((Q, (2, 2, 6, 7), V), DataError, "k: expected d_k=8 like q (2, 4, 5, 8), got (2, 2, 6, 7)"),
-    ((Q, (1, 2, 6, 8), V), DataError, "k: expected B=2 like q, got (1, 2, 6, 8)"),
+    (((1, 4, 5, 8), K, V), DataError, "k: expected B=1 like q, got (2, 2, 6, 8)"),
     ((Q, K, (3, 2, 6, 3)), DataError, "v: expected B=2 like q, got (3, 2, 6, 3)"),
     (
         (Q, K, (2, 2, 7, 3)),

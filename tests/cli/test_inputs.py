@@ -335,7 +335,7 @@ def test_values_are_optional(run: Run, files: Path) -> None:
 
 
 def test_empty_sequences_are_legal(run: Run, files: Path) -> None:
-    np.save("none.npy", np.empty((1, 1, 0, 8)))
+    np.save("none.npy", np.empty((3, 1, 0, 8)))
     no_keys = run("compute", "q.npy", "none.npy", code=1)
     assert "k (none.npy): expected B=2" in no_keys.stderr
     found = run("compute", "--k-len", 0, "-f", "json").json["data"]["stages"]
