@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attncli.errors import DataError, UsageError
 from attncli.files.container import TensorFile
+from attncli.files.names import NO_EXAMPLE, dumped_part, example, plain_part
 from attncli.files.reader import open_file
 from attncli.files.tensor import StoredTensor
 from attncli.files.text import listed, place, shown
 
 Group = dict[str, str | None]
 
-_ROLES = {
-    **dict.fromkeys(("q", "query", "queries"), "q"),
-    **dict.fromkeys(("k", "key", "keys"), "k"),
-    **dict.fromkeys(("v", "value", "values"), "v"),
-}
-_NAME = re.compile(r"(?:(?P<group>.*)[./])?(?P<last>[^./]+)", re.DOTALL)
-
 
 def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
     """Return the groups of a bundle, each role with the name of its tensor.
 
     A tensor named `layers.3.q` plays the role q in the group `layers.3`; `q` alone plays it in
-    the group "". A group without a q or a k is left out, and `file.warnings` says so.
+    the group "". Where no group is complete by such names, those of common dumps count: see
+    `dumped_part`. A group without a q or a k is left out, and `file.warnings` says so.
 
     Args:
         file: an opened bundle.
@@ -41,12 +37,15 @@ def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
             group play one role.
     """
     found = _found(file)
+    unknown = [name for name in asked if name not in found]
+    if unknown or not any(_is_complete(roles) for roles in found.values()):
+        found = _found_in_dump(file, found)
     if not found:
         raise _no_roles(file)
     asked = [
         name for text in asked for name in ([text] if text in found else _comma_separated(text))
     ]
-    complete = [name for name in found if {"q", "k"} <= found[name].keys()]
+    complete = [name for name, roles in found.items() if _is_complete(roles)]
     for name in asked or ([] if complete else list(found)[:1]):
         _require(file, found, name)
     if not asked:
@@ -59,20 +58,56 @@ def _comma_separated(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _found(file: TensorFile) -> dict[str, dict[str, str]]:
-    """Every group in natural order and the roles its tensors play, complete or not."""
+def _is_complete(roles: dict[str, str]) -> bool:
+    return {"q", "k"} <= roles.keys()
+
+
+def _found(file: TensorFile, *, dumped: bool = False) -> dict[str, dict[str, str]]:
+    """Every group in natural order and the roles its tensors play, complete or not.
+
+    Args:
+        file: an opened bundle.
+        dumped: whether names of common dumps count as well.
+    """
     groups: dict[str, dict[str, str]] = {}
+    stages: dict[tuple[str, str], float] = {}
     for name in filter(None, (header.name for header in file.headers)):
-        parts = _NAME.fullmatch(name)
-        role = _ROLES.get(parts["last"].lower()) if parts else None
-        if parts is None or role is None:
+        plain = plain_part(name)
+        part = plain or (dumped_part(name) if dumped else None)
+        if part is None:
             continue
-        group = groups.setdefault(parts["group"] or "", {})
-        if role in group:
-            both = f"{shown(group[role], 80)} and {shown(name, 80)}"
-            raise DataError(place(file.source), f"expected one tensor as {role}, got {both}")
-        group[role] = name
+        place_of = part.group, part.role
+        # A name as asked for stands above all others.
+        stage = part.stage if plain is None else math.inf
+        other = groups.setdefault(part.group, {}).get(part.role)
+        if other is not None and stage == stages[place_of]:
+            got = f"{shown(other, 80)} and {shown(name, 80)}"
+            raise DataError(place(file.source), f"expected one tensor as {part.role}, got {got}")
+        if other is not None and plain is None and stages[place_of] < math.inf:
+            # By their last parts, which are the same in every layer.
+            both = [shown(re.split("[./]", one)[-1], 80) for one in (name, other)]
+            used, left = both if stage > stages[place_of] else both[::-1]
+            _say(file, f"{used} is taken as {part.role}, {left} is left out")
+        if other is None or stage > stages[place_of]:
+            groups[part.group][part.role], stages[place_of] = name, stage
     return {name: groups[name] for name in sorted(groups, key=_natural)}
+
+
+def _found_in_dump(file: TensorFile, found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """The groups by names of common dumps as well, if that completes any; `found` otherwise."""
+    try:
+        dumped = _found(file, dumped=True)
+    except DataError:
+        if found:
+            return found
+        raise
+    return dumped if any(_is_complete(roles) for roles in dumped.values()) else found
+
+
+def _say(file: TensorFile, text: str) -> None:
+    warning = f"{place(file.source)}: {text}"
+    if warning not in file.warnings:
+        file.warnings.append(warning)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -110,10 +145,7 @@ def _require(file: TensorFile, found: dict[str, dict[str, str]], name: str) -> N
 def _warn(file: TensorFile, found: dict[str, dict[str, str]], complete: list[str]) -> None:
     for name in found:
         if name not in complete:
-            text = f"{_group_text(name)} has no {_missing(found[name])} and is left out"
-            warning = f"{place(file.source)}: {text}"
-            if warning not in file.warnings:
-                file.warnings.append(warning)
+            _say(file, f"{_group_text(name)} has no {_missing(found[name])} and is left out")
 
 
 def _called(name: str) -> str:
@@ -134,9 +166,16 @@ def _no_roles(file: TensorFile) -> DataError:
     if first is None:
         problem = "expected tensors named q and k, got one tensor without a name"
         return DataError(where, problem, "Name a file for each role: «q=FILE» «k=FILE».")
-    present = listed(header.name for header in file.headers)
-    advice = f"Point at single tensors: «q={shown(file.source)}::{shown(first, 80)}»."
-    return DataError(where, f"expected tensors named q and k, got {present}", advice)
+    names = [header.name for header in file.headers]
+    source = shown(file.source)
+    q, k = (shown(example(names, role), 80) for role in ("q", "k"))
+    advice = f"Point at single tensors: «q={source}::{q}» «k={source}::{k}»."
+    fused, weight = (shown(example(names, option), 80) for option in ("qkv", "wq"))
+    if fused != NO_EXAMPLE:
+        advice = f"If Q, K and V are fused in one, split it: «qkv={source}::{fused}»."
+    elif weight != NO_EXAMPLE:
+        advice = f"Weights project what «x» gives: «x=FILE» «wq={source}::{weight}»."
+    return DataError(where, f"expected tensors named q and k, got {listed(names)}", advice)
 
 
 def split_name(text: str) -> tuple[str, str | None]:
@@ -183,7 +222,10 @@ def read_one(spec: str, option: str) -> tuple[StoredTensor, list[str]]:
     if name is None and len(file.headers) > 1:
         present = listed(header.name for header in file.headers)
         problem = f"expected one tensor, got a file of {len(file.headers):,}: {present}"
-        advice = f"Say which: {shown(source)}::{shown(str(file.headers[0].name), 80)}."
+        fitting = example(
+            (header.name for header in file.headers), option.strip("«»-").replace("-", "_")
+        )
+        advice = f"Say which: {shown(source)}::{shown(fitting, 80)}."
         raise UsageError(option, problem, advice)
     stored = file.read(name)
     return stored, file.warnings

@@ -114,6 +114,16 @@ def test_raw_bfloat16_needs_its_name(run: Run, files: Path, tensors: Tensors) ->
     assert_stages(found["data"], attention(**narrow))
 
 
+@pytest.mark.parametrize(
+    "name", ["blocks.0.attn.hook_{}", "layers.0.self_attn.{}_proj", "layer0_{}", "x{}"]
+)
+def test_names_of_dumps(run: Run, files: Path, tensors: Tensors, name: str) -> None:
+    laid = {n: np.ascontiguousarray(a.transpose(0, 2, 1, 3)) for n, a in tensors.items()}
+    save_file({name.format(n): torch.from_numpy(a) for n, a in laid.items()}, "d.safetensors")
+    found = run("compute", "d.safetensors", "--layout", "bshd", "-f", "json").json
+    assert_stages(found["data"], attention(**tensors))
+
+
 @pytest.mark.parametrize("container", ["npy", "npz", "safetensors", "pt"])
 @pytest.mark.parametrize(
     ("dtype", "integers"),
