@@ -21,7 +21,7 @@ def _obeys(name: str, rules: dict[str, Any], p: int, j: int, k_len: int) -> bool
     if name == "causal":
         return not value or j <= p or j < rules.get("prefix", 0)
     if name == "left_window":
-        return j >= p - value
+        return j >= p - value or j < rules.get("sink_window", 0)
     if name == "right_window":
         return j <= p + value
     if name == "dilation":
@@ -32,5 +32,5 @@ def _obeys(name: str, rules: dict[str, Any], p: int, j: int, k_len: int) -> bool
         return bool(value[j])
     if name == "segments":
         return 0 <= p < k_len and value[p] == value[j]
-    assert name == "prefix"
-    return True  # it only loosens the causal rule
+    assert name in ("prefix", "sink_window")
+    return True  # they only loosen other rules

@@ -117,7 +117,8 @@ class AttentionOptions:
             per batch. None means 0 where S_q = S_k and "not declared" elsewhere.
         left_window: keys before p − left_window are invisible; None for unbounded.
         right_window: keys after p + right_window are invisible; None for unbounded.
-        prefix: with `causal`, the first `prefix` keys are visible to every query.
+        sink_window: with `left_window`, it does not hide the first `sink_window` keys.
+        prefix: with `causal`, it does not hide the first `prefix` keys.
         dilation: with a window, key j is visible only if p − j is a multiple of it; ≥ 1.
         key_lengths: number of real keys, one for all batches or one per batch.
         query_lengths: number of real queries, one for all batches or one per batch.
@@ -146,8 +147,11 @@ class AttentionOptions:
         None, "Hide keys before p − L; L excludes the query.", "L", Kind.WHOLE
     )
     right_window: int | None = option(None, "Hide keys after p + R.", "R", Kind.WHOLE)
+    sink_window: int | None = option(
+        None, "«left_window» does not hide the first N keys (StreamingLLM).", "N", Kind.WHOLE
+    )
     prefix: int | None = option(
-        None, "With «causal»: every query sees the first P keys.", "P", Kind.WHOLE
+        None, "«causal» does not hide the first P keys; a window may (prefix-LM).", "P", Kind.WHOLE
     )
     dilation: int | None = option(
         None, "With a window: only every D-th key, counted from the query.", "D", Kind.WHOLE
@@ -191,13 +195,16 @@ class AttentionOptions:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UsageError(f"«{name}»", f"expected a finite number above 0, got {value}")
-        for name in ("left_window", "right_window", "prefix"):
+        for name in ("left_window", "right_window", "sink_window", "prefix"):
             _refuse_negative(name, getattr(self, name))
         for name in ("key_lengths", "query_lengths"):
             for length in getattr(self, name) or ():
                 _refuse_negative(name, length)
         if self.prefix is not None and not self.causal:
             raise UsageError("«prefix»", "expected «causal» beside it, got «prefix» alone")
+        if self.sink_window is not None and self.left_window is None:
+            wanted = "expected «left_window» beside it"
+            raise UsageError("«sink_window»", f"{wanted}, got «sink_window» alone")
         if self.dilation is not None and self.dilation < 1:
             wanted = "expected a whole number of at least 1"
             raise UsageError("«dilation»", f"{wanted}, got {self.dilation}")

@@ -241,6 +241,7 @@ def _undone(name: str, problem: Problem) -> Any:
         "sinks": (_NO_SINK,) * sizes.heads,
         "key_lengths": sizes.k_len,
         "prefix": sizes.k_len,
+        "sink_window": 0,
         "dilation": 1,
         "left_window": sizes.q_len + sizes.k_len + away,
         "right_window": sizes.q_len + sizes.k_len + away,

@@ -32,6 +32,7 @@ class Draw:
     offset: int | None = None
     left: int | None = None
     right: int | None = None
+    kept: int | None = None  # first keys that the left window does not hide
     key_lengths: tuple[int, ...] | None = None
     keep: torch.Tensor | None = None  # bool (B | 1, 1 | H, S_q, S_k), True = may attend
     drop: bool = False  # the mask is handed over as True = hidden
@@ -60,6 +61,7 @@ class Draw:
             query_offset=self.offset,
             left_window=self.left,
             right_window=self.right,
+            sink_window=self.kept,
             key_lengths=self.key_lengths,
             attn_mask=mask,
             mask_true=MaskTrue.DROP if self.drop else MaskTrue.KEEP,
@@ -81,7 +83,7 @@ def visible(draw: Draw) -> torch.Tensor:
     if draw.causal:
         seen &= j <= p
     if draw.left is not None:
-        seen &= j >= p - draw.left
+        seen &= (j >= p - draw.left) | (j < (draw.kept or 0))
     if draw.right is not None:
         seen &= j <= p + draw.right
     if draw.key_lengths is not None:
@@ -327,7 +329,8 @@ MADE: dict[str, Callable[[Draw], Iterator[Found]]] = {
     "offset:+1": _moved(1),
     "window:-1": _window(-1),
     "window:+1": _window(1),
-    "window:missing": _changed(left=None, right=None),
+    "window:missing": _changed(left=None, right=None, kept=None),
+    "sink-window:missing": _changed(kept=None),
     "mask:inverted": _inverted,
     "mask:as-boolean": _as_boolean,
     "mask:as-additive": _as_additive,
@@ -365,6 +368,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "window:-1": ("window",),
     "window:+1": ("window",),
     "window:missing": ("window",),
+    "sink-window:missing": ("window", "kept"),
     "mask:inverted": ("mask",),
     "mask:as-boolean": ("added",),
     "mask:as-additive": ("mask",),
@@ -456,6 +460,8 @@ def _with_features(draw: Draw, random: np.random.Generator, has: set[str]) -> Dr
         changes["left"] = int(random.integers(1, max(2, q_len // 2)))
         if "causal" not in has:
             changes["right"] = int(random.integers(1, max(2, q_len // 2)))
+        if "kept" in has:
+            changes["kept"] = int(random.integers(1, 3))
     if k_len != q_len:
         changes["offset"] = int(random.choice([0, k_len - q_len]))
     if "padding" in has:

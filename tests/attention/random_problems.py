@@ -74,6 +74,8 @@ def positional_options(draw: st.DrawFn, cells: Cells) -> dict[str, Any]:
         found[name] = draw(st.none() | st.integers(0, k_len + 1))
     if found["left_window"] is not None or found["right_window"] is not None:
         found["dilation"] = draw(st.none() | st.integers(1, 3))
+    if found["left_window"] is not None:
+        found["sink_window"] = draw(st.none() | st.integers(0, k_len + 1))
     if found["causal"]:
         found["prefix"] = draw(st.none() | st.integers(0, k_len + 1))
     lengths = st.lists(st.integers(0, k_len), min_size=batch, max_size=batch)

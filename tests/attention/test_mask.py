@@ -37,6 +37,7 @@ def sets(mask: Mask, batch: int = 0, head: int = 0) -> list[set[int]]:
 
 # Positions, causality, windows
 
+STREAMED = [{0}, {0, 1}, {0, 1, 2}, {0, 2, 3}, {0, 3, 4}, {0, 4, 5}]
 DILATED = [{0}, {1}, {0, 2}, {1, 3}, {0, 2, 4}]
 
 
@@ -63,6 +64,38 @@ DILATED = [{0}, {1}, {0, 2}, {1, 3}, {0, 2, 4}]
         (4, 4, {"causal": True, "prefix": 3, "left_window": 1}, [{0, 1, 2}] * 2 + [{1, 2}, {2, 3}]),
         (3, 3, {"causal": True, "prefix": 3, "right_window": 1}, [{0, 1}, {0, 1, 2}, {0, 1, 2}]),
         (3, 3, {"causal": True, "prefix": 3, "key_lengths": (2,)}, [{0, 1}] * 3),
+        (6, 6, {"causal": True, "left_window": 1, "sink_window": 1}, STREAMED),
+        (
+            2,
+            6,
+            {"causal": True, "left_window": 0, "sink_window": 2, "query_offset": 4},
+            [{0, 1, 4}, {0, 1, 5}],
+        ),
+        (
+            2,
+            3,
+            {"causal": True, "left_window": 0, "sink_window": 2, "query_offset": -1},
+            [set(), {0}],
+        ),
+        (1, 3, {"causal": True, "left_window": 0, "sink_window": 2, "query_offset": 9}, [{0, 1}]),
+        (
+            3,
+            5,
+            {"left_window": 0, "right_window": 1, "sink_window": 1, "query_offset": 2},
+            [{0, 2, 3}, {0, 3, 4}, {0, 4}],
+        ),
+        (3, 3, {"left_window": 0, "sink_window": 9}, [{0, 1, 2}] * 3),
+        (
+            6,
+            6,
+            {
+                "causal": True,
+                "left_window": 1,
+                "sink_window": 2,
+                "segments": np.array([0, 0, 0, 1, 1, 1]),
+            },
+            [{0}, {0, 1}, {0, 1, 2}, {3}, {3, 4}, {4, 5}],
+        ),
         (5, 5, {"causal": True, "left_window": 4, "dilation": 2}, DILATED),
         (5, 5, {"left_window": 2, "right_window": 3, "dilation": 9}, [{i} for i in range(5)]),
         (2, 5, {"right_window": 4, "dilation": 3, "query_offset": -3}, [{0}, {1}]),
@@ -171,6 +204,8 @@ def test_any_combination_equals_plain_loops(data: st.DataObject) -> None:
     }
     if drawn["causal"]:
         drawn["prefix"] = data.draw(st.integers(0, 8))
+    if drawn["left_window"] is not None:
+        drawn["sink_window"] = data.draw(st.none() | st.integers(0, 7))
     if drawn["left_window"] is not None or drawn["right_window"] is not None:
         drawn["dilation"] = data.draw(st.none() | st.integers(1, 4))
     rules = {name: value for name, value in drawn.items() if value is not None}

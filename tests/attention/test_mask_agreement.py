@@ -30,6 +30,7 @@ def cell_by_cell(options: dict[str, Any], cells: Cells) -> np.ndarray:
     rules = {name: options[name] for name in ("causal", "left_window", "right_window", "dilation")}
     rules = {name: value for name, value in rules.items() if value is not None}
     rules["prefix"] = options["prefix"] or 0
+    rules["sink_window"] = options["sink_window"] or 0
     for b in range(batch):
         if options["key_lengths"] is not None:
             rules["key_length"] = options["key_lengths"][b]
@@ -50,6 +51,7 @@ def cell_by_cell(options: dict[str, Any], cells: Cells) -> np.ndarray:
 def problems(draw: st.DrawFn) -> tuple[Tensors, dict[str, Any]]:
     drawn = draw(tensors())
     options = dict.fromkeys(("prefix", "dilation", "key_padding", "segments", "query_lengths"))
+    options["sink_window"] = None
     options |= draw(positional_options(drawn.cells)) | {"attn_mask": draw(masks(drawn.cells))}
     if draw(st.booleans()):
         batch, _, q_len, _ = drawn.cells
@@ -114,5 +116,8 @@ def test_intervals_are_the_cells(drawn: tuple[Tensors, dict[str, Any]]) -> None:
         hull, keys = mask.hull(batch or 0, range(head or 0, (head or 0) + 1)), np.arange(view.k_len)
         inside = (keys >= hull.first[:, None]) & (keys < hull.stop[:, None])
         assert not (cells & ~inside).any()
+        if hull.resumed is not None:
+            gap = (keys >= hull.kept) & (keys < hull.resumed[:, None])
+            assert not (cells & gap).any()
         if hull.exact:
             np.testing.assert_array_equal(inside, cells)

@@ -60,6 +60,7 @@ def drawn_structures(draw: st.DrawFn) -> tuple[Mask, np.ndarray]:
         rules["prefix"] = options["prefix"] = draw(st.integers(0, 9))
     if draw(st.booleans()):
         rules["left_window"] = options["left_window"] = draw(st.integers(0, 9))
+        rules["sink_window"] = options["sink_window"] = draw(st.integers(0, 3))
     if draw(st.booleans()):
         rules["key_length"] = draw(st.integers(0, k_len))
         options["key_lengths"] = (rules["key_length"],)

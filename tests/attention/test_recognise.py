@@ -96,6 +96,22 @@ WORDS = [
         "causal with a window of 4 keys to the left (5 with the query's own), dilated by 2",
         LOWER & (KEYS[:, None] - 4 <= KEYS) & (KEYS[:, None] % 2 == KEYS % 2),
     ),
+    (
+        "causal with a window of 1 key to the left (2 with the query's own), the first key kept",
+        LOWER & ((KEYS[:, None] - 1 <= KEYS) | (KEYS < 1)),
+    ),
+    (
+        "causal (bottom-right, offset 8) with a window of 2 keys to the left "
+        "(3 with the query's own), the first 2 keys kept; key padding, length 10",
+        np.tri(4, 12, 8, bool)
+        & (~np.tri(4, 12, 5, bool) | (np.arange(12) < 2))
+        & (np.arange(12) < 10),
+    ),
+    (
+        "prefix of 3, then causal with a window of 2 keys to the left (3 with the query's own), "
+        "which hides keys of the prefix too",
+        (LOWER | (KEYS < 3)) & (KEYS[:, None] - 2 <= KEYS),
+    ),
 ]
 
 
@@ -254,6 +270,8 @@ def drawn_masks(draw: st.DrawFn) -> tuple[int, int, dict[str, Any]]:
     for name, width in (("left_window", k_len + 2), ("right_window", k_len + 2)):
         if draw(st.booleans()):
             rules[name] = draw(st.integers(0, width))
+    if "left_window" in rules and draw(st.booleans()):
+        rules["sink_window"] = draw(st.integers(0, k_len + 1))
     padding = draw(st.sampled_from(["none", "length", "keep"]))
     if padding == "length":
         rules["key_length"] = draw(st.integers(0, k_len))
@@ -298,16 +316,19 @@ def usual_masks(draw: st.DrawFn) -> tuple[int, int, dict[str, Any]]:
     k_len = draw(st.integers(6, 24))
     q_len = draw(st.just(k_len) | st.integers(4, k_len))
     rules: dict[str, Any] = {"causal": draw(st.booleans()), "offset": k_len - q_len}
-    kind = draw(st.sampled_from(["plain", "prefix", "window", "dilation"]))
+    kind = draw(st.sampled_from(["plain", "prefix", "window", "dilation", "sinks"]))
     if kind == "prefix":
         rules |= {"causal": True, "prefix": draw(st.integers(1, k_len - 1))}
-    if kind in ("window", "dilation"):
+    if kind in ("window", "dilation", "sinks"):
         rules["left_window"] = draw(st.integers(1, k_len))
         if not rules["causal"]:
             rules["right_window"] = draw(st.integers(1, k_len))
     if kind == "dilation":
         rules["dilation"] = draw(st.integers(2, 3))
-    padded = ["none", "length", "left"] if kind != "dilation" else ["none"]
+    if kind == "sinks":  # a gap in two rows at least
+        rules["sink_window"] = draw(st.integers(1, 2))
+        rules["left_window"] = draw(st.integers(1, k_len - rules["sink_window"] - 3))
+    padded = ["none", "length", "left"] if kind not in ("dilation", "sinks") else ["none"]
     padding = draw(st.sampled_from(padded))
     if padding == "length":
         rules["key_length"] = draw(st.integers(k_len // 2, k_len))
@@ -327,6 +348,7 @@ def drawn_pattern(q_len: int, k_len: int, rules: dict[str, Any]) -> Pattern:
         q_len=q_len,
         k_len=k_len,
         lowest=None if left is None else offset - left,
+        kept=rules.get("sink_window"),
         highest=offset if rules["causal"] else ahead,
         prefix=rules.get("prefix"),
         position=offset if rules.keys() & {"segments", "dilation"} else None,
@@ -363,6 +385,7 @@ def strict_words(rules: dict[str, Any], size: int) -> str:
     if "left_window" in rules:
         keys = f"{own - 1} key{'s' * (own != 2)}"
         parts[0] += f" with a window of {keys} to the left ({own} with the query's own)"
+        parts[0] += ", which hides keys of the prefix too" * ("prefix" in rules)
     if "key_length" in rules:
         parts.append(f"key padding, length {rules['key_length']}")
     if "segments" in rules:

@@ -75,7 +75,9 @@ def written_out(
         p = i + options["query_offset"][b]
         rules = [
             not options["causal"] or j <= p or j < (options.get("prefix") or 0),
-            options["left_window"] is None or j >= p - options["left_window"],
+            options["left_window"] is None
+            or j >= p - options["left_window"]
+            or j < (options["sink_window"] or 0),
             options["right_window"] is None or j <= p + options["right_window"],
             (p - j) % (options.get("dilation") or 1) == 0,
             options["key_lengths"] is None or j < options["key_lengths"][b],

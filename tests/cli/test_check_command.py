@@ -21,6 +21,7 @@ BY_OPTIONS = [
     *("scale:none", "scale:dv", "scale:model", "scale:dk", "scale:squared", "scale:fitted"),
     *("causal:missing", "offset:top-left", "offset:bottom-right", "offset:-1", "offset:+1"),
     *("window:-1", "window:+1", "window:missing", "mask:inverted", "mask:missing"),
+    "sink-window:missing",
     *("padding:ignored", "softcap:missing", "sinks:missing", "sinks:renormalised"),
 ]
 
@@ -43,6 +44,7 @@ def written(draw: Draw) -> list[str]:
         words += ["--attn-mask", "mask.npy"] + (["--mask-true", "drop"] if draw.drop else [])
     numbers: dict[str, Any] = {"--query-offset": draw.offset, "--softcap": draw.softcap}
     numbers |= {"--left-window": draw.left, "--right-window": draw.right}
+    numbers["--sink-window"] = draw.kept
     for option, value in numbers.items():
         words += [] if value is None else [option, str(value)]
     if draw.key_lengths is not None:

@@ -48,7 +48,7 @@ class Asked:
         batch, heads, q_len, _ = self.arrays["q"].shape
         k_len = self.arrays["k"].shape[2]
         rules: dict[str, Any] = {"causal": "--causal" in self.options}
-        for name in ("left_window", "right_window", "prefix", "dilation"):
+        for name in ("left_window", "right_window", "sink_window", "prefix", "dilation"):
             if (option := "--" + name.replace("_", "-")) in self.options:
                 rules[name] = int(self.options[option] or 0)
         if "--segments" in self.options:
@@ -122,6 +122,8 @@ def _positions(
     for name in ("--left-window", "--right-window"):
         if draw(st.booleans()):
             found[name] = str(draw(st.integers(0, 4)))
+    if "--left-window" in found and draw(st.booleans()):
+        found["--sink-window"] = str(draw(st.integers(0, 3)))
     if found.keys() & {"--left-window", "--right-window"} and draw(st.booleans()):
         found["--dilation"] = str(draw(st.integers(1, 3)))
     if draw(st.booleans()):

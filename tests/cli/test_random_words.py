@@ -35,6 +35,7 @@ SHAPE = {
     "--query-offset": ["top-left", "bottom-right", "middle", *WHOLE],
     "--left-window": WHOLE,
     "--right-window": WHOLE,
+    "--sink-window": WHOLE,
     "--prefix": WHOLE,
     "--key-lengths": WHOLE,
     "--query-lengths": WHOLE,

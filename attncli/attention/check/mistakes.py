@@ -327,6 +327,7 @@ def _misread(variant: Variant, roles: Iterable[str], error: LayoutError) -> Vari
     )
 
 
+_WINDOW = ("left_window", "right_window", "sink_window", "dilation")
 _UNNORMALISED = (SoftmaxOver.ALL_KEYS, SoftmaxOver.ADDED_KEYS, SoftmaxOver.NOTHING)
 
 MISTAKES = (
@@ -343,7 +344,8 @@ MISTAKES = (
     Mistake("offset:+1", _offset(lambda old, corner: old + 1)),
     Mistake("window:-1", _window(-1)),
     Mistake("window:+1", _window(1)),
-    Mistake("window:missing", _without("left_window", "right_window", "dilation")),
+    Mistake("window:missing", _without(*_WINDOW)),
+    Mistake("sink-window:missing", _without("sink_window")),
     Mistake("mask:inverted", _mask_inverted),
     Mistake("mask:as-boolean", _mask_as_boolean),
     Mistake("mask:as-additive", _mask_as_additive),

@@ -206,6 +206,9 @@ def _count_intervals(
     mask: IntervalMask, query_edges: NDArray[np.int64], key_edges: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """From the interval of each query: what lies below one edge, without that below the last."""
+    if mask.kept:
+        both = (_count_intervals(part, query_edges, key_edges) for part in mask.parts)
+        return np.add(*both)
     ordered = SortedIntervals(mask)
     counts = []
     before = ordered.low

@@ -163,8 +163,10 @@ def _positional(
         stop = np.minimum(stop, position + min(options.right_window, FARTHEST) + 1)
     if options.left_window is not None:
         first = position - min(options.left_window, FARTHEST)
-    first = np.clip(first, 0, sizes.k_len)
-    yield KeyInterval(first, np.maximum(first, np.clip(stop, 0, sizes.k_len)))
+    first, kept = np.clip(first, 0, sizes.k_len), min(options.sink_window or 0, sizes.k_len)
+    first = np.where(first <= kept, 0, first)  # no key is left out between both
+    stop = np.maximum(first, np.clip(stop, 0, sizes.k_len))
+    yield KeyInterval(first, stop, kept if first.any() else 0)
 
 
 def read_mask(

@@ -25,7 +25,7 @@ Pair = tuple[int | None, int | None, HeadMask, HeadMask, int]
 # Rules that a mask may break: the options that declare one, and those that say more of it.
 RULES = {
     "causal": (("causal",), ("prefix",)),
-    "left window": (("left_window",), ()),
+    "left window": (("left_window",), ("sink_window",)),
     "right window": (("right_window",), ()),
     "dilation": (("dilation",), ("left_window", "right_window")),
     "segments": (("segments",), ()),

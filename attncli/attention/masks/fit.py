@@ -71,7 +71,8 @@ def nearest_of(view: HeadMask) -> Nearest:
     plain, best = _plain(view), None
     bases = [plain, replace(plain, length=0)]
     if view.marginals.kept:
-        bases += _usual(plain, view.marginals)
+        usual = list(_usual(plain, view.marginals))
+        bases += [*usual, *_with_first_keys(usual, view)]
     both = [each for base in bases for each in (base, _padded(base, view))]
     for bound, pattern in sorted(
         ((_at_least(view, each), each) for each in both), key=lambda pair: pair[0]
@@ -100,7 +101,8 @@ def differing_cells(view: HeadMask, pattern: Pattern) -> int:
 def complete(pattern: Pattern, marginals: Marginals, hide: bool = False) -> Pattern | None:
     """The pattern with the padding that makes its cells those of the mask; None if none does.
 
-    That a query sees keys of its own document alone, or every so many-th, is taken for granted.
+    That a query sees keys of its own document alone, every so many-th, or the first ones beside
+    its window, is taken for granted.
 
     Args:
         pattern: without padding.
@@ -109,17 +111,18 @@ def complete(pattern: Pattern, marginals: Marginals, hide: bool = False) -> Patt
     """
     found, some = pattern.interval_mask(len(marginals.counts)), marginals.counts > 0
     if hide:
-        found = replace(found, stop=np.where(some, found.stop, found.first))
-    if (some & ((marginals.first < found.first) | (marginals.last >= found.stop))).any():
+        found = replace(found, stop=np.where(some, found.stop, 0))
+    first = 0 if found.kept else found.first
+    if (some & ((marginals.first < first) | (marginals.last >= found.stop))).any():
         return None
-    reach, seen = SortedIntervals(found).marginals().used, marginals.used > 0
+    reach, seen = found.marginals().used, marginals.used > 0
     if (seen & (marginals.used != reach)).any():
         return None
     padded = _with_padding(pattern, seen, ~seen & (reach > 0))
     if not hide:
         return padded
-    shown = SortedIntervals(padded.interval_mask(len(marginals.counts)))
-    hidden = np.flatnonzero(~some & (shown.high > shown.low))
+    shown = padded.interval_mask(len(marginals.counts)).marginals()
+    hidden = np.flatnonzero(~some & (shown.counts > 0))
     return replace(padded, hidden_rows=hidden) if len(hidden) else padded
 
 
@@ -133,7 +136,8 @@ def _cheapest(view: HeadMask, best: Pattern | None, *, hide: bool) -> Pattern | 
     bounds = list(_bounds(plain, marginals))
     best = _cheaper(bounds if marginals.is_interval_mask else (), view, best, hide)
     if best is None:
-        best = _cheaper(_dilated(bounds, marginals), view, best, hide)
+        guesses = (*_dilated(bounds, marginals), *_with_first_keys(bounds, view))
+        best = _cheaper(guesses, view, best, hide)
     if best is not None and best.cost <= _DOCUMENTS:
         return best
     highest = (bound.highest for bound in bounds if bound.highest is not None)
@@ -156,7 +160,7 @@ def _cheaper(
         found = complete(candidate, view.marginals, hide)
         if found is None or (best is not None and found.cost >= best.cost):
             continue
-        if not found.documented or differing_cells(view, found) == 0:
+        if found.shows_in_sums or differing_cells(view, found) == 0:
             best = found
     return best
 
@@ -199,6 +203,25 @@ def _dilated(bounds: list[Pattern], marginals: Marginals) -> Iterator[Pattern]:
             pattern = replace(bound, position=position, dilation=step)
             if _holds(pattern, marginals):
                 yield pattern
+
+
+def _with_first_keys(bounds: list[Pattern], view: HeadMask) -> Iterator[Pattern]:
+    """Windows beside which the first keys are seen: their sizes, as the row of most gaps says."""
+    marginals = view.marginals
+    gaps = np.where(
+        marginals.counts > 0, marginals.last + 1 - marginals.first - marginals.counts, 0
+    )
+    row = int(gaps.argmax())
+    if np.count_nonzero(gaps) < 2:  # one row is no window
+        return
+    cells = view.cells(slice(row, row + 1))[0]
+    inside = np.arange(marginals.first[row], marginals.last[row] + 1)
+    hidden = inside[~cells[inside]]
+    for gap in (hidden, hidden[marginals.used[hidden] > 0]):  # the others may be padding
+        for bound in bounds if len(gap) else ():
+            kept, lowest = int(gap[0]), int(gap[-1]) + 1 - row
+            if bound.lowest is None and (bound.highest is None or bound.highest >= lowest):
+                yield replace(bound, lowest=lowest, kept=kept)
 
 
 def _within(documents: Pattern, bounds: list[Pattern], marginals: Marginals) -> Iterator[Pattern]:
@@ -284,7 +307,7 @@ def _usual(plain: Pattern, marginals: Marginals) -> Iterator[Pattern]:
 def _at_least(view: HeadMask, pattern: Pattern) -> int:
     """In how many cells the pattern, or its inverse, differs at least, by sums of rows and keys."""
     expected, marginals = (
-        SortedIntervals(pattern.interval_mask(view.rows)).marginals(),
+        pattern.interval_mask(view.rows).marginals(),
         view.marginals,
     )
     pairs = (
@@ -300,7 +323,7 @@ def _at_least(view: HeadMask, pattern: Pattern) -> int:
 
 def _padded(pattern: Pattern, view: HeadMask) -> Pattern:
     """The pattern without the keys that nearly no query sees who should."""
-    reach = SortedIntervals(pattern.interval_mask(view.rows)).marginals().used
+    reach = pattern.interval_mask(view.rows).marginals().used
     keep = 10 * view.marginals.used >= reach
     if keep.all():
         return pattern

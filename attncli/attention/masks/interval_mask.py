@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 class IntervalMask:
     """Rows of cells given by what they have in common.
 
-    Query i sees key j iff first_i ≤ j < stop_i, the key is real, and both have the same document.
+    Query i sees key j iff first_i ≤ j or j < kept, and j < stop_i, the key is real, and both have
+    the same document.
 
     Attributes:
         k_len: S_k.
         first: int64 (S_q,), 0 to S_k.
-        stop: int64 (S_q,), at least `first`, at most S_k.
+        stop: int64 (S_q,), 0 to S_k.
         keep: bool (S_k,), True = real key; None for all real.
         key_ids: int64 (S_k,), document of each key, at least 0; None for one document.
         query_ids: int64 (S_q,), document of each query, −1 for none; None beside `key_ids` None.
+        kept: number of first keys that `first` does not hide.
     """
 
     k_len: int
@@ -37,6 +39,7 @@ class IntervalMask:
     keep: NDArray[np.bool_] | None = None
     key_ids: NDArray[np.int64] | None = None
     query_ids: NDArray[np.int64] | None = None
+    kept: int = 0
 
     @classmethod
     def full(cls, rows: int, k_len: int) -> IntervalMask:
@@ -61,9 +64,39 @@ class IntervalMask:
     def queries(self, rows: int) -> IntervalMask:
         """The same for the first queries alone."""
         queries = None if self.query_ids is None else self.query_ids[:rows]
-        return IntervalMask(
-            self.k_len, self.first[:rows], self.stop[:rows], self.keep, self.key_ids, queries
+        return replace(self, first=self.first[:rows], stop=self.stop[:rows], query_ids=queries)
+
+    @property
+    def parts(self) -> tuple[IntervalMask, ...]:
+        """The same cells as structures of which none keeps any keys; no cell is in two."""
+        if not self.kept:
+            return (self,)
+        before = np.minimum(self.kept, np.minimum(self.first, self.stop))
+        kept = replace(self, first=np.zeros_like(before), stop=before, kept=0)
+        return kept, replace(self, kept=0)
+
+    def marginals(self) -> Marginals:
+        """Counts, first and last key of each row, and queries of each key."""
+        found = [SortedIntervals(part).marginals() for part in self.parts]
+        if len(found) == 1:
+            return found[0]
+        a, b = found
+        return Marginals(
+            counts=a.counts + b.counts,
+            first=np.minimum(a.first, b.first),
+            last=np.maximum(a.last, b.last),
+            used=a.used + b.used,
         )
+
+    def hull(self) -> Hull:
+        """The keys from each query's first to its last, in the order of the axis."""
+        found = [SortedIntervals(part).hull() for part in self.parts]
+        if len(found) == 1:
+            return found[0]
+        before, after = found
+        first = np.where(before.stop > before.first, before.first, after.first)
+        stop = np.where(after.stop > after.first, after.stop, before.stop)
+        return Hull(first, stop, False, self.kept, self.first)
 
     def cells(self, rows: slice) -> NDArray[np.bool_]:
         """Bool (rows, S_k): True where the query sees the key."""
@@ -73,6 +106,8 @@ class IntervalMask:
         first: NDArray[Any] = self.first[rows, None].astype(width)  # (rows, 1)
         stop: NDArray[Any] = self.stop[rows, None].astype(width)
         seen: NDArray[np.bool_] = keys >= first  # (rows, S_k)
+        if self.kept:
+            seen |= keys < self.kept
         seen &= keys < stop
         if self.keep is not None:
             seen &= self.keep
@@ -123,18 +158,38 @@ class Hull:
         first: int64 (S_q,), the first of them; `stop` where there are none.
         stop: int64 (S_q,), one past the last.
         exact: whether each query sees every key of its interval.
+        kept: where a gap begins in which no query sees a key.
+        resumed: int64 (S_q,), where it ends for each query; None where there is no gap.
     """
 
     first: NDArray[np.int64]
     stop: NDArray[np.int64]
     exact: bool
+    kept: int = 0
+    resumed: NDArray[np.int64] | None = None
+
+    def queries(self, chosen: NDArray[np.int64] | slice) -> Hull:
+        """The same for some queries alone."""
+        resumed = None if self.resumed is None else self.resumed[chosen]
+        return replace(self, first=self.first[chosen], stop=self.stop[chosen], resumed=resumed)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Intervals of keys, in their order, outside of which none of the queries sees any."""
+        some = self.stop > self.first
+        if not some.any():
+            return []
+        low, high = int(self.first[some].min()), int(self.stop[some].max())
+        resumed = low if self.resumed is None else int(self.resumed[some].min())
+        if resumed <= self.kept:
+            return [(low, high)]
+        return [(low, min(self.kept, high)), (max(low, resumed), high)]
 
 
 class SortedIntervals:
     """The real keys of a structure sorted by document, each query an interval [low, high) of them.
 
     Attributes:
-        of: what was sorted.
+        of: what was sorted; it keeps no first keys.
         keys: int64 (real keys,), indices of the keys, sorted by document and then by position.
         low, high: int64 (S_q,), the interval of each query; equal where it sees no key.
     """
@@ -208,23 +263,27 @@ def coverage(low: NDArray[np.int64], high: NDArray[np.int64], length: int) -> ND
 
 
 def intersection(a: IntervalMask, b: IntervalMask) -> IntervalMask:
-    """The cells that two structures of the same sizes both have."""
-    first = np.maximum(a.first, b.first)
-    stop = np.maximum(first, np.minimum(a.stop, b.stop))
+    """The cells that two structures of the same sizes both have.
+
+    If one keeps its first keys, the other has to begin with key 0 for every query.
+    """
+    first, stop = np.maximum(a.first, b.first), np.minimum(a.stop, b.stop)
     keep = a.keep if b.keep is None else b.keep if a.keep is None else a.keep & b.keep
     keys, queries = a.key_ids, a.query_ids
     if keys is None or queries is None:
         keys, queries = b.key_ids, b.query_ids
     elif b.key_ids is not None and b.query_ids is not None:
         keys, queries = _paired_ids(keys, queries, b.key_ids, b.query_ids)
-    return IntervalMask(a.k_len, first, stop, keep, keys, queries)
+    return IntervalMask(a.k_len, first, stop, keep, keys, queries, max(a.kept, b.kept))
 
 
 def row_differences(a: IntervalMask, b: IntervalMask) -> NDArray[np.int64]:
     """Int64 (S_q,): in how many cells each row of two structures of the same sizes differs."""
-    ordered = [SortedIntervals(each) for each in (a, b, intersection(a, b))]
-    counts = [each.high - each.low for each in ordered]
-    difference: NDArray[np.int64] = counts[0] + counts[1] - 2 * counts[2]
+    both = [intersection(one, other) for one in a.parts for other in b.parts]
+    difference = np.zeros(a.rows, np.int64)
+    for times, parts in ((1, a.parts), (1, b.parts), (-2, both)):
+        for found in map(SortedIntervals, parts):
+            difference += times * (found.high - found.low)
     return difference
 
 

@@ -142,7 +142,7 @@ class Mask:
         rules = [rule for rule in self.on_host().rules if not (apart and rule.differs(1))]
         alike = replace(self.on_host(), rules=tuple(rules))
         found, complete = alike.head(batch, heads.start).by_rules
-        hull = SortedIntervals(found).hull()
+        hull = found.hull()
         return replace(hull, exact=hull.exact and complete and not apart)
 
     @property
@@ -284,13 +284,13 @@ class HeadMask:
 
     def sorted_intervals(self) -> SortedIntervals | None:
         """Keys in an order in which each query sees an interval; None where cells are needed."""
-        return None if self.interval_mask is None else SortedIntervals(self.interval_mask)
+        found = self.interval_mask
+        return None if found is None or found.kept else SortedIntervals(found)
 
     @cached_property
     def marginals(self) -> Marginals:
         """Counts of rows and columns, from the intervals or from one walk over the cells."""
-        found = self.sorted_intervals()
-        return _walk(self) if found is None else found.marginals()
+        return _walk(self) if self.interval_mask is None else self.interval_mask.marginals()
 
     @cached_property
     def intervals(self) -> IntervalMask | None:

@@ -22,12 +22,13 @@ class Pattern:
     """One batch and head of a mask by its diagonals: the fewest numbers that give its cells.
 
     Query i sees key j iff all of these hold, None standing for "no such rule":
-    lowest ≤ j − i; j − i ≤ highest, or j < prefix; j < length; keep_j; key j and position
-    i + position are in the same document; i + position − j is a multiple of dilation.
+    lowest ≤ j − i, or j < kept; j − i ≤ highest, or j < prefix; j < length; keep_j; key j and
+    position i + position are in the same document; i + position − j is a multiple of dilation.
 
     Attributes:
         q_len, k_len: S_q and S_k, which say where bottom-right is.
         lowest: first visible diagonal.
+        kept: number of keys that `lowest` hides from no query.
         highest: last visible diagonal; the query offset, where it is causal.
         prefix: number of keys that every query sees despite `highest`.
         position: query offset, where documents or dilation need one.
@@ -41,6 +42,7 @@ class Pattern:
     q_len: int
     k_len: int
     lowest: int | None = None
+    kept: int | None = None
     highest: int | None = None
     prefix: int | None = None
     position: int | None = None
@@ -66,8 +68,7 @@ class Pattern:
             cost += 3 if self.padded_left is not None else 6
         if self.ids is not None:
             cost += 4 if (np.diff(self.ids) >= 0).all() else 6
-        if self.dilation is not None:
-            cost += 3
+        cost += 3 * sum(each is not None for each in (self.dilation, self.kept))
         if self.documented:
             cost += self.position not in (*self.corners, self.highest)
         return cost + (3 if self.hidden_rows is not None else 0)
@@ -76,6 +77,11 @@ class Pattern:
     def documented(self) -> bool:
         """Whether which keys a query sees is not a matter of intervals of the axis alone."""
         return self.ids is not None or self.dilation is not None
+
+    @property
+    def shows_in_sums(self) -> bool:
+        """Whether a mask with the sums of its rows and columns has its cells."""
+        return not self.documented and self.kept is None
 
     @property
     def padded_left(self) -> int | None:
@@ -94,15 +100,14 @@ class Pattern:
         if self.highest is not None:
             stop = np.maximum(index + self.highest + 1, self.prefix or 0)
         stop = np.clip(stop, 0, self.k_len if self.length is None else self.length)
-        stop = np.maximum(first, stop)
         if self.hidden_rows is not None:
-            stop[self.hidden_rows] = first[self.hidden_rows]
+            stop[self.hidden_rows] = 0
         position, keys, queries = index + (self.position or 0), None, None
         if self.ids is not None:
             keys, queries = document_of(self.ids, position)
         elif self.dilation is not None:
             keys, queries = np.arange(self.k_len) % self.dilation, position % self.dilation
-        return IntervalMask(self.k_len, first, stop, self.keep, keys, queries)
+        return IntervalMask(self.k_len, first, stop, self.keep, keys, queries, self.kept or 0)
 
     @property
     def offset(self) -> int | None:
@@ -156,8 +161,8 @@ def options_of(patterns: Sequence[Pattern]) -> dict[str, Option] | None:
     offsets = _alike([pattern.offset for pattern in patterns])
     if first.offset is not None and (first.q_len != first.k_len or offsets != (0,)):
         options["query_offset"] = offsets[0] if len(offsets) == 1 else offsets
-    named = {"left_window": first.left, "right_window": first.right, "prefix": first.prefix}
-    named["dilation"] = first.dilation
+    named = {"left_window": first.left, "right_window": first.right, "sink_window": first.kept}
+    named |= {"prefix": first.prefix, "dilation": first.dilation}
     options |= {name: value for name, value in named.items() if value is not None}
     if any(pattern.length is not None for pattern in patterns):
         options["key_lengths"] = _alike([_length(pattern) for pattern in patterns])
@@ -185,16 +190,20 @@ def _position_words(patterns: Sequence[Pattern]) -> str:
     if not first.causal and first.left is None and first.right is None:
         return ""
     where, dilation = _where(patterns), first.dilation
-    dilated = "" if dilation is None else f", dilated by {dilation}"
+    beside = (
+        "" if first.kept is None else f", the first {_keys(first.kept)} kept".replace(" 1 ", " ")
+    )
+    beside += "" if dilation is None else f", dilated by {dilation}"
     if not first.causal:
-        return f"{_two_sided(first.left, first.right)}{where}{dilated}"
+        return f"{_two_sided(first.left, first.right)}{where}{beside}"
     said = f"causal{where}"
     if first.prefix is not None:
         said = f"prefix of {first.prefix}, then {said}"
     if first.left is not None:
         own = f"{first.left + 1} with the query's own"
         said += f" with a window of {_keys(first.left)} to the left ({own})"
-    return said + dilated
+        said += "" if first.prefix is None else ", which hides keys of the prefix too"
+    return said + beside
 
 
 def _two_sided(left: int | None, right: int | None) -> str:

@@ -163,7 +163,7 @@ def _suspected(pattern: Pattern) -> Pattern | None:
     on the left, or padding on the right the wrong way round.
     """
     p = pattern
-    if p.hidden_rows is not None or p.highest is not None:
+    if p.hidden_rows is not None or p.highest is not None or p.kept is not None:
         return None
     if p.lowest is None:
         return None if p.ids is not None or p.padded_left is None else _right_padding(p)
@@ -188,7 +188,7 @@ def _joint(views: Sequence[HeadMask], found: Sequence[Pattern | None]) -> Sequen
         return merge(own)
     bare = [replace(pattern, length=None, keep=None) for pattern in own]
     for pattern in {pattern.numbers: pattern for pattern in bare}.values():
-        if pattern.documented or pattern.hidden_rows is not None:
+        if not pattern.shows_in_sums or pattern.hidden_rows is not None:
             continue  # read from the cells of one batch
         fitted = [complete(pattern, view.marginals) for view in views]
         patterns = [pattern for pattern in fitted if pattern is not None]
@@ -200,7 +200,7 @@ def _joint(views: Sequence[HeadMask], found: Sequence[Pattern | None]) -> Sequen
 def _shape(p: Pattern) -> tuple[Any, ...]:
     """What must be alike for two patterns to be told as one."""
     hidden = None if p.hidden_rows is None else p.hidden_rows.tobytes()
-    shape = (p.causal, p.offset is None, p.left, p.right, p.prefix, p.dilation)
+    shape = (p.causal, p.offset is None, p.left, p.right, p.kept, p.prefix, p.dilation)
     return *shape, p.ids is None, hidden
 
 

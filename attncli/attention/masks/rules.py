@@ -98,27 +98,32 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyInterval(Rule):
-    """Causality, windows and prefix: each query sees one interval of keys.
+    """Causality, windows and prefix: each query sees one interval of keys, or the first ones too.
 
     Attributes:
         first: int64 (B | 1, S_q), first key of each query's interval, 0 to S_k.
         stop: int64 (B | 1, S_q), one past its last key; first ≤ stop ≤ S_k.
+        kept: number of keys that are seen even if they come before `first`, not if after `stop`.
     """
 
     first: Array
     stop: Array
+    kept: int = 0
 
     def cells(self, block: CellBlock) -> Array:
         """Compare keys with both ends."""
         ends = (block.of_batch(each)[:, None, block.rows, None] for each in (self.first, self.stop))
         first, stop = (_like(each, block.keys) for each in ends)  # (b | 1, 1, rows, 1)
         seen = block.keys >= first
+        if self.kept:
+            seen |= block.keys < self.kept
         seen &= block.keys < stop
         return seen
 
     def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask:
         """The intervals themselves."""
-        return IntervalMask(k_len, _of(self.first, batch)[:rows], _of(self.stop, batch)[:rows])
+        first, stop = (_of(each, batch)[:rows] for each in (self.first, self.stop))
+        return IntervalMask(k_len, first, stop, kept=self.kept)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attncli.attention.masks.interval_mask import Hull
 from attncli.attention.masks.mask import Mask
 from attncli.attention.problem import Problem
 from attncli.attention.steps import finite_in, logits_of_scores
@@ -64,8 +65,8 @@ class HeadGroup:
         slopes: (G,), of ALiBi; None for none.
         sinks: float64 (G, 1); None for none.
         mask: on the device.
-        first, stop: int64 (R,) on the host, intervals that hold the queries' visible keys.
-        bounds: int32 (2, R), the same on the device.
+        hull: on the host, intervals that hold the queries' visible keys.
+        bounds: int32 (2, R), where they start and stop, on the device.
         offset: position of query 0; None where positions are not defined.
         positions: int64 (R,), where each query stands; likewise.
         positions_float: the same in the dtype of arithmetic, exact wherever there are keys nearby.
@@ -88,8 +89,7 @@ class HeadGroup:
     slopes: torch.Tensor | None
     sinks: torch.Tensor | None
     mask: Mask
-    first: NDArray[np.int64]
-    stop: NDArray[np.int64]
+    hull: Hull
     bounds: torch.Tensor
     offset: int | None
     positions: torch.Tensor | None
@@ -190,37 +190,24 @@ class HeadGroup:
         return self.rows[block.start : block.stop]
 
 
-def row_blocks(
-    first: NDArray[np.int64], stop: NDArray[np.int64], height: int, width: int
-) -> Iterator[RowBlock]:
+def row_blocks(hull: Hull, height: int, width: int) -> Iterator[RowBlock]:
     """Cut the visible part of the score matrix into tiles.
 
     Args:
-        first: int64 (rows,), first key of each row's interval.
-        stop: int64 (rows,), one past its last key.
+        hull: of the rows.
         height: rows of a block at most.
         width: keys of a tile at most.
     """
-    for start in range(0, len(first), height):
-        firsts, stops = first[start : start + height], stop[start : start + height]
-        some = stops > firsts
-        end = start + len(firsts)
-        if not some.any():
-            yield RowBlock(start, end, ())
-            continue
-        low, high = int(firsts[some].min()), int(stops[some].max())
-        latest, earliest = int(firsts.max()), int(stops.min())
-        edges = [(left, min(left + width, high)) for left in range(low, high, width)]
+    for start in range(0, len(hull.first), height):
+        rows = hull.queries(slice(start, start + height))
+        latest, earliest = int(rows.first.max()), int(rows.stop.min())
+        edges = [
+            (left, min(left + width, high))
+            for low, high in rows.spans()
+            for left in range(low, high, width)
+        ]
         tiles = (Tile(left, right, latest > left, earliest < right) for left, right in edges)
-        yield RowBlock(start, end, tuple(tiles))
-
-
-def queries_per_key(
-    first: NDArray[np.int64], stop: NDArray[np.int64], k_len: int
-) -> NDArray[np.int64]:
-    """How many of the rows' intervals hold each key, int64 (S_k,)."""
-    opened = np.bincount(first, minlength=k_len + 1) - np.bincount(stop, minlength=k_len + 1)
-    return np.cumsum(opened)[:k_len]
+        yield RowBlock(start, start + len(rows.first), tuple(tiles))
 
 
 def make_group(
@@ -255,8 +242,8 @@ def make_group(
     if with_values and problem.v is not None:
         values = problem.cast(_of_heads(problem.v[batch].detach(), shared))
     scale, slopes = problem.scale / problem.temperature, mask.slopes
-    hull = problem.mask.hull(batch, heads)
-    first, stop = hull.first[queries], hull.stop[queries]
+    hull = problem.mask.hull(batch, heads).queries(queries)
+    bounds = np.stack([hull.first, hull.stop]).astype(np.int32)
     offset = problem.mask.offset
     offset = None if offset is None else int(offset[batch % len(offset)])
     positions = None if offset is None else rows + offset
@@ -273,9 +260,8 @@ def make_group(
         slopes=None if slopes is None else problem.cast(slopes[heads.start : heads.stop]),
         sinks=_sinks(problem, heads),
         mask=mask,
-        first=first,
-        stop=stop,
-        bounds=torch.as_tensor(np.stack([first, stop]).astype(np.int32), device=problem.device),
+        hull=hull,
+        bounds=torch.as_tensor(bounds, device=problem.device),
         offset=offset,
         positions=positions,
         positions_float=None if positions is None else problem.cast(positions),
@@ -292,7 +278,7 @@ def top_key_of(group: HeadGroup, index: int, row: int) -> int:
     """
     query = group.q[index, row].to(group.device, torch.float64)
     best, best_key = -torch.inf, 0
-    low, high = int(group.first[row]), int(group.stop[row])
+    low, high = int(group.hull.first[row]), int(group.hull.stop[row])
     block = RowBlock(row, row + 1, ())
     for start in range(low, high, _KEYS_AT_ONCE):
         tile = Tile(start, min(start + _KEYS_AT_ONCE, high), True, True)

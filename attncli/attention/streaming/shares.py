@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from attncli.attention.streaming.head_group import HeadGroup, RowBlock, Tile, queries_per_key
+from attncli.attention.masks.interval_mask import coverage
+from attncli.attention.streaming.head_group import HeadGroup, RowBlock, Tile
 from attncli.attention.streaming.rows import RowStatistics
 from attncli.attention.streaming.tiles import (
     LOG2_E,
@@ -219,7 +220,8 @@ def no_mass(group: HeadGroup) -> KeyMass:
     mass = torch.zeros(shape, dtype=torch.float64, device=group.device)
     queries = torch.zeros(shape, dtype=torch.int64, device=group.device)
     if group.by_interval:
-        queries += torch.as_tensor(queries_per_key(group.first, group.stop, shape[1])).to(queries)
+        seen = coverage(group.hull.first, group.hull.stop, shape[1])
+        queries += torch.as_tensor(seen).to(queries)
     return KeyMass(queries, mass)
 
 

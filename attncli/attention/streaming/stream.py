@@ -146,7 +146,7 @@ def planned_cells(
         at_once = _heads_at_once(problem, problem.mask.real_queries(batch))
         for several in _neighbours(heads, at_once):
             hull = problem.mask.hull(batch, several)
-            blocks = row_blocks(hull.first, hull.stop, TILE_ROWS, TILE_KEYS)
+            blocks = row_blocks(hull, TILE_ROWS, TILE_KEYS)
             cells += sum(map(_cells, blocks)) * len(several)
     return cells * passes
 
@@ -175,7 +175,7 @@ def _of_group(
     group: HeadGroup, wanted: Wanted, advance: Callable[[int], None] | None
 ) -> list[HeadRows]:
     """All that is wanted of some heads."""
-    blocks = list(row_blocks(group.first, group.stop, TILE_ROWS, TILE_KEYS))
+    blocks = list(row_blocks(group.hull, TILE_ROWS, TILE_KEYS))
     rows = _all_rows(group, blocks, advance)
     received = _all_mass(group, blocks, rows, advance) if wanted.per_key else None
     shares = find_shares(group, rows, wanted.sink_keys)
