@@ -71,6 +71,8 @@ def read_arguments(
     for name, value in vars(words).items():
         if value is not None:
             values[name] = _typed(name, value, files, warnings)
+    if words.alibi is False and words.alibi_slopes is None:
+        values.pop("alibi_slopes", None)  # what a bundle declares of it goes with it
     if words.mask_true is not None and words.attn_mask is None:
         raise UsageError("«mask_true»", "expected «attn_mask» beside it, got none")
     return AttentionArguments(AttentionOptions(**values), files, tuple(warnings))

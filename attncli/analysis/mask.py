@@ -246,6 +246,7 @@ def sizes_of(
         (options.segments, _OF_KEYS),
         (options.key_padding, _OF_KEYS),
         (options.attn_mask, _AXES),
+        (options.alibi_slopes, ("heads",)),
     ):
         shape = () if array is None else array.shape[-len(axes) :]
         for axis, length in zip(axes[len(axes) - len(shape) :], shape, strict=True):

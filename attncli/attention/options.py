@@ -127,7 +127,8 @@ class AttentionOptions:
             2 (S_q, S_k), 3 (H, S_q, S_k) or 4 (B, H, S_q, S_k), broadcast from the right.
         mask_true: what True means in a boolean `attn_mask`.
         segments: integer document ids of the keys, (S_k,) or (B, S_k).
-        alibi: add the bias −mₕ·|p − j|.
+        alibi: add the bias −mₕ·|p − j|, with the slopes mₕ of its paper.
+        alibi_slopes: add that bias with these slopes, (H,) or (1, H).
         sinks: one logit per query head, (H,), that joins the softmax denominator.
     """
 
@@ -179,6 +180,9 @@ class AttentionOptions:
         None, "Document of each key: no leaks.", "FILE|ID,ID,…", Kind.IDS
     )
     alibi: bool = option(False, "Add the bias −mₕ·|p − j|.", None, Kind.FLAG)
+    alibi_slopes: NDArray[np.float64] | None = option(
+        None, "Add it with these slopes mₕ, one per head.", "FILE|X,X,…", Kind.LOGITS
+    )
     sinks: NDArray[np.float64] | None = option(
         None, "A logit per head in the denominator.", "FILE|X,X,…", Kind.LOGITS
     )
@@ -221,6 +225,7 @@ class AttentionOptions:
             "right_window": self.right_window is not None,
             "segments": self.segments is not None,
             "alibi": self.alibi,
+            "alibi_slopes": self.alibi_slopes is not None,
         }
         return [name for name, given in used.items() if given]
 

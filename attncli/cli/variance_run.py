@@ -143,7 +143,7 @@ def _run_audit(
     groups = load_groups(inputs)
     printer.warn(
         f"«{name}» comes after the scaled scores: their variance does not depend on it"
-        for name in ("softcap", "alibi", "sinks")
+        for name in ("softcap", "alibi", "alibi_slopes", "sinks")
         if getattr(words, name)
     )
     prepared = [

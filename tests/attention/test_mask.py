@@ -419,6 +419,20 @@ def test_alibi_counts_the_distance_on_both_sides() -> None:
     np.testing.assert_array_equal(bias[0, 0], [[-0.5, -0.25, 0.0]])
 
 
+def test_alibi_takes_slopes_of_ones_own() -> None:
+    mask = build(2, 3, heads=2, alibi_slopes=np.array([[3.0, 0.5]]), query_offset=1)
+    bias = mask.bias(ALL, slice(1, 2), ALL, ALL)
+    np.testing.assert_array_equal(bias[0, 0], [[-0.5, 0, -0.5], [-1, -0.5, 0]])
+    both = build(2, 3, heads=2, alibi=True, alibi_slopes=np.array([3.0, 0.5]), query_offset=1)
+    np.testing.assert_array_equal(both.bias(ALL, slice(1, 2), ALL, ALL), bias)
+    with pytest.raises(UsageError, match=r"alibi_slopes: expected one slope per head \(H=2\)"):
+        build(2, 3, heads=2, alibi_slopes=np.ones((2, 2)), query_offset=1)
+    with pytest.raises(UsageError, match="alibi_slopes: expected finite slopes"):
+        build(2, 2, alibi_slopes=np.array([np.nan]))
+    with pytest.raises(UsageError, match="alibi_slopes needs positions"):
+        build(2, 3, alibi_slopes=np.ones(1))
+
+
 def test_padded_queries_are_known_per_batch() -> None:
     mask = build(4, 4, batch=2, query_lengths=(1, 3))
     assert [mask.real_queries(batch) for batch in (0, 1)] == [1, 3]

@@ -72,6 +72,9 @@ class Asked:
         return ~mask if "--mask-true" in self.options else mask
 
 
+FEW = st.sampled_from(["0.5", "1.5", "3"])
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> Asked:
     batch, kv_heads, group = (draw(st.integers(1, 2)) for _ in range(3))
@@ -90,26 +93,25 @@ def problems(draw: st.DrawFn) -> Asked:
     }
     cells = (batch, heads, q_len, k_len)
     numbers, masks = draw(_numbers(heads)), draw(_masks(cells, arrays))
-    return Asked(arrays, numbers | masks | draw(_positions(batch, k_len, masks)))
+    return Asked(arrays, numbers | masks | draw(_positions(batch, heads, k_len, masks)))
 
 
 @st.composite
 def _numbers(draw: st.DrawFn, heads: int) -> dict[str, str | None]:
-    few = st.sampled_from(["0.5", "1.5", "3"])
     found: dict[str, str | None] = {}
     for name in ("--temperature", "--softcap"):
         if draw(st.booleans()):
-            found[name] = draw(few)
+            found[name] = draw(FEW)
     if draw(st.booleans()):
         found["--scale"] = draw(st.sampled_from(["0", "-0.5", "0.7"]))
     if draw(st.booleans()):
-        found["--sinks"] = ",".join(draw(few) for _ in range(heads))
+        found["--sinks"] = ",".join(draw(FEW) for _ in range(heads))
     return found
 
 
 @st.composite
 def _positions(
-    draw: st.DrawFn, batch: int, k_len: int, masks: dict[str, str | None]
+    draw: st.DrawFn, batch: int, heads: int, k_len: int, masks: dict[str, str | None]
 ) -> dict[str, str | None]:
     offset = st.integers(-3, 4).map(str)
     several = st.lists(offset, min_size=batch, max_size=batch).map(",".join)
@@ -119,6 +121,8 @@ def _positions(
     found: dict[str, str | None] = {"--query-offset": draw(st.sampled_from(corners) | several)}
     if draw(st.booleans()):
         found["--alibi"] = None
+    if draw(st.booleans()):
+        found["--alibi-slopes"] = ",".join(draw(FEW) for _ in range(heads))
     for name in ("--left-window", "--right-window"):
         if draw(st.booleans()):
             found[name] = str(draw(st.integers(0, 4)))

@@ -59,6 +59,10 @@ SINKS = np.array([0.5, -3.0, 8.0, 0.0])
             {"segments": np.repeat([0, 1, 2], 3), "query_offset": 1},
         ),
         ("--alibi --query-offset 2", {"alibi": True, "query_offset": 2}),
+        (
+            "--alibi-slopes=1,-0.5,0,2 --query-offset 2",
+            {"alibi_slopes": np.array([1, -0.5, 0, 2]), "query_offset": 2},
+        ),
         ("--sinks 0.5,-3,8,0 --softcap 1.5", {"sinks": SINKS, "softcap": 1.5}),
         ("--scale=-0.7 --temperature 0.5", {"scale": -0.7, "temperature": 0.5}),
         ("--scale 0", {"scale": 0.0}),

@@ -154,6 +154,12 @@ def test_alibi_is_saved_for_every_head(run: Any) -> None:
     np.testing.assert_array_equal(saved[0], np.where(CAUSAL, -slopes * distance, -np.inf))
 
 
+def test_slopes_say_how_many_heads_there_are(run: Any) -> None:
+    run("--alibi-slopes 2,3 --k-len 4 --save out.safetensors --as additive --dtype float64")
+    saved = load_file("out.safetensors")["attn_mask"]
+    np.testing.assert_array_equal(saved[0, :, 3, 1], [-4, -6])
+
+
 def test_a_bias_beyond_the_dtype_is_warned_of(run: Any) -> None:
     mask = np.where(CAUSAL, 0, -1e6)
     ran = run("--attn-mask m.npy --save o.npy --as additive --dtype float16", m=mask)

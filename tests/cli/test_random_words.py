@@ -44,6 +44,7 @@ SHAPE = {
     "--mask-true": ["keep", "drop", "x"],
     "--segments": ["0,0,1,1,1,2,2", *WHOLE],
     "--alibi": [],
+    "--alibi-slopes": NUMBERS,
     "--sinks": NUMBERS,
 }
 WORK = {

@@ -69,7 +69,7 @@ def build_mask(options: AttentionOptions, sizes: Sizes) -> Mask:
         rules=tuple(rules),
         offset=offset,
         query_lengths=per_batch(options.query_lengths, "query_lengths", sizes.batch, sizes.q_len),
-        slopes=alibi_slopes(sizes.heads) if options.alibi else None,
+        slopes=_slopes(options, sizes),
         warnings=tuple(warnings),
     )
 
@@ -127,6 +127,26 @@ def per_batch(
         got = max(lengths)
         raise UsageError(f"«{name}»", f"expected at most {limit}, the axis' length, got {got}")
     return np.array(lengths, np.int64)
+
+
+def _slopes(options: AttentionOptions, sizes: Sizes) -> NDArray[np.float64] | None:
+    """Slopes of ALiBi, float64 (H,): those given, or those of its paper; None without it.
+
+    Raises:
+        UsageError: not one finite slope per head.
+    """
+    if options.alibi_slopes is None:
+        return alibi_slopes(sizes.heads) if options.alibi else None
+    given, heads = options.alibi_slopes, sizes.heads
+    if given.shape not in ((heads,), (1, heads)):
+        raise UsageError(
+            "«alibi_slopes»",
+            f"expected one slope per head (H={heads}), got {given.shape}",
+            "slopes per batch: add −slope·|p − j| as a float «attn_mask»" if given.ndim > 1 else "",
+        )
+    if not np.isfinite(given).all():
+        raise UsageError("«alibi_slopes»", "expected finite slopes, got NaN or inf")
+    return given.reshape(heads)
 
 
 def alibi_slopes(heads: int) -> NDArray[np.float64]:
