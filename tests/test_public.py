@@ -20,7 +20,9 @@ import attncli
 from attncli import api
 from attncli.analysis.attention_arguments import read_keywords
 from attncli.analysis.compute import ask_stages
+from attncli.attention.check.candidate import Target
 from attncli.attention.options import AttentionOptions
+from attncli.attention.variance.fit_scale import fit_scale
 
 HEAVY = ("numpy", "rich", "torch", "typer")
 PACKAGE = Path(attncli.__file__).parent
@@ -197,6 +199,9 @@ FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"query_offset": [2]}, {"query_offset": 2}),
     ({"query_offset": np.int64(2)}, {"query_offset": 2}),
     ({"query_offset": [2, 3]}, {"query_offset": (2, 3)}),
+    ({"scale": 2}, {"scale": 2.0}),
+    ({"scale": torch.tensor([[[2.0]], [[3.0]]])}, {"scale": (2.0, 3.0)}),
+    ({"scale": [2, 0.5]}, {"scale": (2.0, 0.5)}),
     ({"mask_true": "drop"}, {"mask_true": attncli.MaskTrue.DROP}),
     ({"causal": True, "prefix": 1}, {"causal": True, "prefix": 1}),
     ({"temperature": None, "causal": None, "mask_true": None, "attn_mask": None}, {}),
@@ -221,6 +226,8 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"key_lengths": [1.5]}, TypeError, "expected whole numbers"),
     ({"windows": 3}, TypeError, "expected one of scale, .*got keyword 'windows'"),
     ({"heads": 3}, attncli.UsageError, "heads: expected 4"),
+    ({"scale": (1, 2)}, attncli.UsageError, "scale: expected 1 or one per query head"),
+    ({"scale": [1, float("nan")]}, attncli.UsageError, "scale: expected a finite number"),
 ]
 
 
@@ -228,6 +235,33 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_refused_options(given: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         attncli.compute(Q, K, V, **given)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"sinks": [1, 2, 3, 4.0]}])
+def test_a_scale_per_head_is_that_scale_for_the_head(
+    precision: str, options: dict[str, Any]
+) -> None:
+    scales = (2.0, 0.0, -0.7, 5.0)
+    given = {"causal": True, "query_offset": 1, "precision": precision} | options
+    computed = attncli.compute(Q, K, V, scale=scales, **given)
+    heads = attncli.entropy(Q, K, V, scale=scales, **given)
+    audited = attncli.variance(Q, K, scale=scales, **given)
+    found = attncli.check(Q, K, V, scale=scales, actual_output=computed.stages["output"], **given)
+    assert found.passed
+    for head, scale in enumerate(scales):
+        alone = attncli.compute(Q, K, V, scale=scale, **given)
+        for stage, values in alone.stages.items():
+            assert torch.equal(computed.stages[stage][:, head], values[:, head])
+        assert heads.heads[head] == attncli.entropy(Q, K, V, scale=scale, **given).heads[head]
+        records = attncli.variance(Q, K, scale=scale, **given).records
+        assert audited.records[head] == records[head]
+
+
+def test_one_scale_cannot_be_fitted_beside_one_per_head() -> None:
+    problem = attncli.compute(Q, K, V, scale=(1, 2, 3, 4)).problem
+    with pytest.raises(attncli.UsageError, match="scale: expected one number beside fit_scale"):
+        fit_scale(problem, Target.WEIGHTS, torch.ones(1))
 
 
 BAD: list[tuple[Any, str]] = [

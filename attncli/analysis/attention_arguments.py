@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from attncli.errors import DataError, UsageError, in_python
 from attncli.files.roles import read_one
 from attncli.files.tensor import BY_NAME, StoredTensor, as_float, name_of, require_accepted
 
+Values = TypeVar("Values", list[int], tuple[int, ...], tuple[float, ...])
 TensorLike = Any  # a torch tensor, a NumPy array, or nested lists of numbers
 # How NumPy's formats store bfloat16, which they have no name for.
 BFLOAT16_IN_NPY = "|V2"
@@ -88,7 +89,7 @@ def arguments_record(
         if told.kind not in (*FROM_FILES, Kind.CHOICE):
             value = getattr(options, name)
             record[name] = list(value) if isinstance(value, tuple) else value
-    record["query_offset"] = None if mask_offset is None else alone_or_listed(mask_offset.tolist())
+    record["query_offset"] = None if mask_offset is None else alone(mask_offset.tolist())
     for name, told in OPTIONS.items():
         if told.kind in FROM_FILES:
             value = getattr(options, name)
@@ -114,7 +115,7 @@ def as_array(stored: StoredTensor) -> NDArray[Any]:
     return as_float(stored, "bfloat16" if stored.dtype == BFLOAT16_IN_NPY else None)
 
 
-def alone_or_listed(values: list[int]) -> int | list[int]:
+def alone(values: Values) -> Any | Values:
     """One number as itself, several as they are."""
     return values[0] if len(values) == 1 else values
 
@@ -124,6 +125,8 @@ def _typed(name: str, value: Any, files: dict[str, str], warnings: list[str]) ->
     kind, option = OPTIONS[name].kind, f"«{name}»"
     if kind is Kind.NUMBER:
         return finite(option, value)
+    if kind is Kind.NUMBERS:
+        return alone(floats(option, value) or ())
     if kind is Kind.OFFSET:
         return _offset(option, value)
     if kind is Kind.LENGTHS:
@@ -177,6 +180,8 @@ def _declared(name: str, value: Any, bundle: str) -> Any:
         if kind is Kind.LOGITS:
             return np.array([float(_of_type(number, int | float)) for number in value])
         listed = value if isinstance(value, list) else [value]
+        if kind is Kind.NUMBERS:
+            return alone(tuple(float(_of_type(number, int | float)) for number in listed))
         if kind is Kind.OFFSET:
             return _offset(name, [str(part) for part in listed])
         numbers = tuple(_of_type(number, int) for number in listed)
@@ -261,12 +266,14 @@ def _of_keyword(name: str, value: Any) -> Any:
         return whole_numbers(value)
     if kind is Kind.CHOICE:
         return choice_of(MaskTrue, value, name)
+    if kind is Kind.NUMBERS:
+        numbers = np.asarray(array_of(value, name), np.float64)
+        return alone(tuple(numbers.flatten().tolist()))
     if kind is not Kind.OFFSET:
         return value
     if isinstance(value, str):
         return choice_of(Corner, value, name)
-    offsets = whole_numbers(value)
-    return offsets[0] if offsets is not None and len(offsets) == 1 else offsets
+    return alone(whole_numbers(value) or ())
 
 
 def whole_numbers(value: Any) -> tuple[int, ...] | None:

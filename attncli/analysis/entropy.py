@@ -145,7 +145,7 @@ def variants(
     problem: Problem, temperatures: Sequence[float] | None, unscaled: bool
 ) -> list[Problem]:
     """The problem at each temperature, None for its own, and each without the scale if asked."""
-    scales = [problem.scale] + ([1.0] if unscaled else [])
+    scales = [problem.scale, *([1.0] if unscaled else [])]
     pairs = ((scale, heat) for heat in temperatures or [problem.temperature] for scale in scales)
     return [replace(problem, scale=s, temperature=t) for s, t in dict.fromkeys(pairs)]
 
@@ -178,7 +178,7 @@ def head_record(chosen: ChosenHeads, rows: HeadRows, statistics: HeadStatistics)
     if rows.sink_weight is not None and not bool(rows.empty.all()):
         sink = float(rows.sink_weight[~rows.empty].mean())
     setting = Setting(
-        scale=chosen.problem.scale,
+        scale=chosen.problem.scale_of(rows.head),
         temperature=chosen.problem.temperature,
         sink_weight_mean=sink,
     )

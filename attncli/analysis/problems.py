@@ -67,7 +67,7 @@ def checked_problem(group: Group, options: AttentionOptions, **arguments: Any) -
 def params_record(group: Group, arguments: AttentionArguments, problem: Problem) -> dict[str, Any]:
     """Every option that decided the numbers, as it was used."""
     return arguments_record(arguments, problem.mask.offset) | {
-        "scale": problem.scale,
+        "scale": list(problem.scale) if isinstance(problem.scale, tuple) else problem.scale,
         "heads": problem.sizes.heads,
         "kv_heads": problem.kv_heads,
         "compute_dtype": str(problem.dtype).removeprefix("torch."),

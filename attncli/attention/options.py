@@ -65,6 +65,7 @@ class Kind(StrEnum):
     """What values an option takes: how a command line, a bundle and Python callers spell them."""
 
     NUMBER = "number"
+    NUMBERS = "number or list of numbers"
     WHOLE = "whole number"
     FLAG = "true or false"
     OFFSET = "corner, whole number or list of them"
@@ -109,7 +110,8 @@ class AttentionOptions:
     """Everything beside Q, K and V that decides what attention computes.
 
     Attributes:
-        scale: multiplies the scores; None means 1/√d_k. 0 and negative values are values.
+        scale: multiplies the scores, one number or one per query head; None means 1/√d_k. 0 and
+            negative values are values.
         temperature: divides the scaled scores; finite, > 0.
         softcap: c of c·tanh(scaled/c), before the mask; finite, > 0; None for none.
         causal: key j is visible to a query at position p iff j ≤ p.
@@ -132,8 +134,8 @@ class AttentionOptions:
         sinks: one logit per query head, (H,), that joins the softmax denominator.
     """
 
-    scale: float | None = option(
-        None, "Multiply the scores by X. [default: 1/√d_k]", "X", Kind.NUMBER
+    scale: float | tuple[float, ...] | None = option(
+        None, "Multiply the scores by X, or one per head. [default: 1/√d_k]", "X[,X…]", Kind.NUMBERS
     )
     temperature: float = option(1.0, "Divide the scaled scores by T.", "T", Kind.NUMBER)
     softcap: float | None = option(None, "C·tanh(scaled/C), before the mask.", "C", Kind.NUMBER)
@@ -193,8 +195,9 @@ class AttentionOptions:
         Raises:
             UsageError: naming the option, what it takes and what it got.
         """
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise UsageError("«scale»", f"expected a finite number, got {self.scale}")
+        for scale in self.scale if isinstance(self.scale, tuple) else (self.scale,):
+            if scale is not None and not math.isfinite(scale):
+                raise UsageError("«scale»", f"expected a finite number, got {scale}")
         for name in ("temperature", "softcap"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):

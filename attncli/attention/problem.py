@@ -31,7 +31,7 @@ class Problem:
         k: (B, H_kv, S_k, d_k).
         v: (B, H_kv, S_k, d_v); None where there are no values.
         mask: which key each query sees, and what is added to its logit.
-        scale: multiplies the scores.
+        scale: multiplies the scores, one number or one per query head.
         temperature: divides them.
         softcap: c of c·tanh(x/c); None for none.
         sinks: float64 (H,), one logit per query head; None for none.
@@ -44,7 +44,7 @@ class Problem:
     k: torch.Tensor
     v: torch.Tensor | None
     mask: Mask
-    scale: float
+    scale: float | tuple[float, ...]
     temperature: float
     softcap: float | None
     sinks: torch.Tensor | None
@@ -89,6 +89,17 @@ class Problem:
     def kv_head(self, head: int) -> int:
         """The key and value head that a query head uses: heads are interleaved, not tiled."""
         return head // (self.sizes.heads // self.kv_heads)
+
+    def scale_of(self, head: int) -> float:
+        """The scale of one query head."""
+        return self.scale[head] if isinstance(self.scale, tuple) else self.scale
+
+    def scales_of(self, heads: range) -> float | torch.Tensor:
+        """The scale of all these query heads, or theirs (heads, 1, 1) where each has its own."""
+        if not isinstance(self.scale, tuple):
+            return self.scale
+        chosen = torch.tensor(self.scale[heads.start : heads.stop], dtype=torch.float64)
+        return self.cast(chosen[:, None, None])
 
     def cast(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor in the dtype and on the device of the arithmetic."""
@@ -149,7 +160,7 @@ def make_problem(
         k=ready["k"],
         v=ready.get("v"),
         mask=mask,
-        scale=1 / math.sqrt(dk) if options.scale is None else options.scale,
+        scale=_scale(options, query_heads, dk),
         temperature=options.temperature,
         softcap=options.softcap,
         sinks=_sinks(options, query_heads),
@@ -287,6 +298,15 @@ def _check_heads(ready: dict[str, torch.Tensor], heads: int | None, kv_heads: in
                 option,
                 f"expected {tensor.shape[1]} for tensors of {tuple(tensor.shape)}, got {declared}",
             )
+
+
+def _scale(options: AttentionOptions, heads: int, dk: int) -> float | tuple[float, ...]:
+    if options.scale is None:
+        return 1 / math.sqrt(dk)
+    if isinstance(options.scale, tuple) and len(options.scale) != heads:
+        got = len(options.scale)
+        raise UsageError("«scale»", f"expected 1 or one per query head (H={heads}), got {got}")
+    return options.scale
 
 
 def _sinks(options: AttentionOptions, heads: int) -> torch.Tensor | None:

@@ -315,7 +315,7 @@ def _compute(
     found = steps.logits(
         problem.cast(inputs.q[_index(rows, inputs.q.device)]),
         inputs.k,
-        scale=problem.scale,
+        scale=problem.scale_of(inputs.head),
         temperature=problem.temperature,
         softcap=problem.softcap,
         visible=visible,

@@ -59,7 +59,7 @@ def logits(
     q: torch.Tensor,
     k: torch.Tensor,
     *,
-    scale: float,
+    scale: float | torch.Tensor,
     temperature: float,
     softcap: float | None,
     visible: torch.Tensor,
@@ -70,7 +70,7 @@ def logits(
     Args:
         q: (..., S_q, d_k).
         k: (..., S_k, d_k), with as many heads as q.
-        scale: multiplies the scores.
+        scale: multiplies the scores; broadcastable to them.
         temperature: divides them.
         softcap: c of c·tanh(x/c); None for none.
         visible: bool, broadcastable to (..., S_q, S_k); True where the query sees the key.
@@ -89,7 +89,7 @@ def logits(
 def logits_of_scores(
     scores: torch.Tensor,
     *,
-    scale: float,
+    scale: float | torch.Tensor,
     temperature: float,
     softcap: float | None,
     visible: torch.Tensor,

@@ -24,6 +24,7 @@ from attncli.errors import UsageError, on_command_line
 # What Typer makes of an option of each kind; text is read later, when a file may be opened for it.
 WORDS: dict[Kind | None, Any] = {
     Kind.NUMBER: float,
+    Kind.NUMBERS: list[str],
     Kind.WHOLE: int,
     Kind.FLAG: bool,
     Kind.CHOICE: MaskTrue,

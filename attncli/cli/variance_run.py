@@ -120,9 +120,7 @@ def _rules(options: ExperimentOptions, words: AttentionWords) -> tuple[ScaleRule
         return tuple(map(parse_scale_rule, several(options.scale_rule) or [ScaleRule.SQRT]))
     if options.scale_rule:
         raise UsageError("«scale»", "expected one of «scale» and «scale_rule», got both")
-    if not math.isfinite(words.scale):
-        raise UsageError("«scale»", f"expected a finite number, got {words.scale}")
-    return (words.scale,)
+    return floats("«scale»", words.scale) or ()
 
 
 def _temperatures(options: ExperimentOptions, words: AttentionWords) -> tuple[float, ...]:

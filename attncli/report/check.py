@@ -12,7 +12,7 @@ from attncli.attention.check.compare import Comparison, Pair
 from attncli.attention.check.hypotheses import Check, Hypothesis
 from attncli.attention.problem import Problem
 from attncli.report.printer import Printer, heading, paragraph
-from attncli.report.table import TableColumn, table, text_width
+from attncli.report.table import TableColumn, scale_text, table, text_width
 
 # Of the mistakes that do not explain a candidate, those that come nearest are listed.
 MOST_OTHERS = 5
@@ -193,7 +193,7 @@ def _reference(problem: Problem) -> str:
     sizes = problem.sizes
     dtype = str(problem.dtype).removeprefix("torch.")
     return (
-        f"reference: {dtype}, scale {problem.scale:.6g}, B={sizes.batch} H={sizes.heads} "
+        f"reference: {dtype}, scale {scale_text(problem.scale)}, B={sizes.batch} H={sizes.heads} "
         f"S_q={sizes.q_len} S_k={sizes.k_len} d_k={problem.dk}"
     )
 

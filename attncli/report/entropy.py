@@ -27,6 +27,7 @@ from attncli.report.table import (
 )
 
 Record = dict[str, Any]
+Variant = tuple[str, float]  # a scale and a temperature
 # For each source and group the position of query 0, where all batches share it, and the tokens.
 Tokens = Mapping[tuple[str, str], tuple[int | None, Sequence[str]]]
 # A name, and beside it the value of each head.
@@ -231,28 +232,34 @@ def _head_cell(record: Record, key: str, style: Style) -> str:
 
 
 def _variant_columns(records: Sequence[Record], style: Style) -> Iterator[TableColumn]:
-    by_head: dict[tuple[int, int], dict[tuple[float, float], Record]] = {}
+    by_head: dict[tuple[int, int], list[Record]] = {}
     for record in records:
-        found = by_head.setdefault((record["batch"], record["head"]), {})
-        found[record["scale"], record["temperature"]] = record
+        by_head.setdefault((record["batch"], record["head"]), []).append(record)
     heads = list(by_head.values())
-    variants = list(heads[0])
-    yield TableColumn("head", [head_name(next(iter(h.values()))) for h in heads], is_key=True)
+    variants = [_variant_of(together) for together in zip(*heads, strict=True)]
+    yield TableColumn("head", [head_name(head[0]) for head in heads], is_key=True)
     for name, key in (("entropy", f"entropy_{style.unit}_mean"), ("weight", "max_weight_mean")):
-        for variant in variants:
-            cells = [style.number(head[variant][key]) for head in heads]
+        for place, variant in enumerate(variants):
+            cells = [style.number(head[place][key]) for head in heads]
             yield TableColumn(f"{name}, {_variant(variant, variants)}", cells)
     labels = []
     for head in heads:
-        words = [str(head[variant]["label"] or MISSING) for variant in variants]
+        words = [str(record["label"] or MISSING) for record in head]
         labels.append(" → ".join(word for word, _ in itertools.groupby(words)))
     yield TableColumn("label", labels, is_text=True)
 
 
-def _variant(variant: tuple[float, float], among: Sequence[tuple[float, float]]) -> str:
+def _variant_of(heads: Sequence[Record]) -> Variant:
+    """What the same variant of several heads is called: its scale and its temperature."""
+    scales = {record["scale"] for record in heads}
+    scale = f"{heads[0]['scale']:.6g}" if len(scales) == 1 else "of the head"
+    return scale, heads[0]["temperature"]
+
+
+def _variant(variant: Variant, among: Sequence[Variant]) -> str:
     """A scale and a temperature, those of them that differ among the variants."""
     scales, temperatures = (len(set(values)) > 1 for values in zip(*among, strict=True))
-    words = [f"scale {variant[0]:.6g}"] if scales or not temperatures else []
+    words = [f"scale {variant[0]}"] if scales or not temperatures else []
     return " ".join(words + ([f"temperature {variant[1]:.6g}"] if temperatures else []))
 
 

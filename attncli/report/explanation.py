@@ -9,7 +9,7 @@ from attncli.attention.problem import Problem
 from attncli.attention.stages import Stage
 from attncli.attention.walkthrough import Walkthrough
 from attncli.report.choices import Unit
-from attncli.report.table import decimals
+from attncli.report.table import decimals, scale_text
 
 # exp(x) overflows float32 above this.
 FLOAT32_EXP_LIMIT = 88.72
@@ -71,13 +71,15 @@ def formula(problem: Problem, stage: Stage) -> str:
     """What a stage computes, with the numbers of this problem."""
     divided = "" if problem.temperature == 1 else f" / {problem.temperature:g}"
     before_mask = "scaled" if problem.softcap is None else "capped"
-    cap = problem.softcap or 0
+    cap, scale = problem.softcap or 0, scale_text(problem.scale)
+    if isinstance(problem.scale, tuple):
+        scale = f"({scale} by head)"
     return {
         Stage.Q: "q = X W_Q",
         Stage.K: "k = X W_K",
         Stage.V: "v = X W_V",
         Stage.SCORES: "scores = Q Kᵀ",
-        Stage.SCALED: f"scaled = scores · {problem.scale:.6g}{divided}",
+        Stage.SCALED: f"scaled = scores · {scale}{divided}",
         Stage.CAPPED: f"capped = {cap:g} · tanh(scaled / {cap:g})",
         Stage.MASKED: f"masked = {before_mask}" + (" + bias" if problem.mask.has_bias else ""),
         Stage.WEIGHTS: "weights = softmax(masked)"
@@ -148,7 +150,8 @@ def _scale(facts: Facts) -> Step:
     before = walk.statistics[Stage.SCORES]
     after = walk.statistics[Stage.SCALED]
     number, usual = facts.number, 1 / math.sqrt(problem.dk)
-    known = f", the scale being 1/√{problem.dk}" if math.isclose(problem.scale, usual) else ""
+    is_usual = not isinstance(problem.scale, tuple) and math.isclose(problem.scale, usual)
+    known = f", the scale being 1/√{problem.dk}" if is_usual else ""
     findings = [
         f"variance {number(_variance(before.std))} before, {number(_variance(after.std))} after",
         f"mean entropy of softmax without the scale {facts.entropy(walk.unscaled.entropy_bits)} "

@@ -19,7 +19,7 @@ from attncli.files.text import shown, size_text
 from attncli.report.choices import Unit
 from attncli.report.explanation import formula
 from attncli.report.printer import Printer, heading
-from attncli.report.table import TableColumn, decimals, shortened, table, text_width
+from attncli.report.table import TableColumn, decimals, scale_text, shortened, table, text_width
 
 MASKED = "·"
 GAP = "…"
@@ -80,7 +80,7 @@ def problem_line(problem: Problem, source: str | None) -> str:
     if problem.kv_heads != sizes.heads:
         parts[-1] += f" H_kv={problem.kv_heads}"
     parts[-1] += f" d_k={problem.dk}" + ("" if problem.dv is None else f" d_v={problem.dv}")
-    parts.append(f"scale {problem.scale:.6g}")
+    parts.append(f"scale {scale_text(problem.scale)}")
     dtype = str(problem.dtype).removeprefix("torch.")
     parts.append(f"computed in {dtype} on {problem.device}")
     return " · ".join(parts)

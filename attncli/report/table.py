@@ -105,6 +105,13 @@ def cell(value: Any, digits: int) -> str:
     return shown(str(value))
 
 
+def scale_text(scale: float | tuple[float, ...]) -> str:
+    """The scale of a problem: one number, or one per head, cut short where they are many."""
+    if not isinstance(scale, tuple):
+        return f"{scale:.6g}"
+    return ", ".join(f"{one:.6g}" for one in scale[:8]) + (", …" if len(scale) > 8 else "")
+
+
 def decimals(value: float | None, digits: int) -> str:
     """A number for a table: fixed decimals, scientific where those would hide it."""
     if value is None:

@@ -28,10 +28,13 @@ def plain_rows(
     visible = mask.visible(b, h, every, keys).expand(1, 1, sizes.q_len, sizes.k_len)[0, 0]
     bias = mask.bias(b, h, every, keys)
     shared = head // (sizes.heads // k.shape[1])
+    scale = 1 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
+    if isinstance(scale, tuple):
+        scale = scale[head]
     found = steps.logits(
         q[batch, head].double(),
         k[batch, shared].double(),
-        scale=1 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale,
+        scale=scale,
         temperature=options.temperature,
         softcap=options.softcap,
         visible=visible,

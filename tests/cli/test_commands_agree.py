@@ -103,7 +103,8 @@ def _numbers(draw: st.DrawFn, heads: int) -> dict[str, str | None]:
         if draw(st.booleans()):
             found[name] = draw(FEW)
     if draw(st.booleans()):
-        found["--scale"] = draw(st.sampled_from(["0", "-0.5", "0.7"]))
+        scale = st.sampled_from(["0", "-0.5", "0.7"])
+        found["--scale"] = ",".join(draw(scale) for _ in range(draw(st.sampled_from([1, heads]))))
     if draw(st.booleans()):
         found["--sinks"] = ",".join(draw(FEW) for _ in range(heads))
     return found

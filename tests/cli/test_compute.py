@@ -81,6 +81,7 @@ def assert_statistics(record: dict[str, float], values: Array, visible: Array) -
         ("--scale 0.3", lambda s, raw: 0.3 * raw),
         ("--scale 0", lambda s, raw: 0 * raw),
         ("--scale -1", lambda s, raw: -raw),
+        ("--scale 2,0,-3,.5", lambda s, raw: np.array([2, 0, -3, 0.5])[:, None, None] * raw),
         ("--temperature 2", lambda s, raw: s / 2),
         ("--softcap 1.5", lambda s, raw: 1.5 * np.tanh(s / 1.5)),
         ("--attn-mask bias.npy", lambda s, raw: s + np.arange(7) / 10),

@@ -66,6 +66,7 @@ SINKS = np.array([0.5, -3.0, 8.0, 0.0])
         ("--sinks 0.5,-3,8,0 --softcap 1.5", {"sinks": SINKS, "softcap": 1.5}),
         ("--scale=-0.7 --temperature 0.5", {"scale": -0.7, "temperature": 0.5}),
         ("--scale 0", {"scale": 0.0}),
+        ("--scale=2,-0.5,0,1 --softcap 3", {"scale": (2.0, -0.5, 0.0, 1.0), "softcap": 3.0}),
     ],
 )
 def test_every_column_of_every_record(

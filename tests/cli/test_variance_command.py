@@ -213,7 +213,7 @@ def test_ndjson_is_strict_and_the_seed_matters(run: Run) -> None:
         (["--precision", "float32"], "--precision: expected auto or float64"),
         (["--device", "cuda"], "--device: expected auto or cpu"),
         (["--dist", "cauchy"], "'cauchy' is not one of 'normal', 'uniform'"),
-        (["--scale", "nan"], "--scale: expected a finite number"),
+        (["--scale", "nan"], "--scale: expected finite numbers"),
         (["--scale", "1", "--scale-rule", "sqrt"], "--scale: expected one of"),
         (["--temperature", "0"], "--temperature: expected a finite number above 0"),
         (["--temperatures", "0"], "--temperatures: expected finite numbers above 0"),

@@ -124,7 +124,8 @@ def _polished(errors: Errors, scale: float, unit: float) -> float:
 
 def fitted_scale(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     """The scale that fits the candidates best, with as few digits as explain them."""
-    starts = [variant.problem.scale]
+    scale = variant.problem.scale
+    starts = scale if isinstance(scale, tuple) else (scale,)
     found = best_scale(variant, evidence, evidence.quick_rows, starts=starts)
     if found is None:
         return

@@ -35,6 +35,7 @@ class Alternative:
     changes: dict[str, Any] = field(default_factory=dict)
 
 
+Scale = float | tuple[float, ...]  # one, or one per query head
 Alternatives = Callable[[Variant], Iterable[Alternative]]
 
 
@@ -56,7 +57,7 @@ class Mistake:
         return self.name.partition(":")[0]
 
 
-def _scale(of: Callable[[Problem], float | None]) -> Alternatives:
+def _scale(of: Callable[[Problem], Scale | None]) -> Alternatives:
     """Another scale, where the problem has one of that kind."""
 
     def alternatives(variant: Variant) -> Iterator[Alternative]:
@@ -67,8 +68,10 @@ def _scale(of: Callable[[Problem], float | None]) -> Alternatives:
     return alternatives
 
 
-def _squared(scale: float, dk: int) -> float | None:
+def _squared(scale: Scale, dk: int) -> Scale | None:
     """The scale applied twice; None where that is 1/d_k, which has its own name."""
+    if isinstance(scale, tuple):
+        return tuple(one * one for one in scale)
     twice = scale * scale
     return None if math.isclose(twice, 1 / dk, rel_tol=1e-12) else twice
 

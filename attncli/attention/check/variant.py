@@ -252,7 +252,8 @@ def _logits(
 ) -> tuple[steps.Logits, torch.Tensor]:
     """What the softmax is given, and how large logits and their terms are (b, h, R, 1)."""
     problem = variant.problem
-    shared = [problem.kv_head(h) for h in range(*part.head.indices(problem.sizes.heads))]
+    heads = range(*part.head.indices(problem.sizes.heads))
+    shared = [problem.kv_head(head) for head in heads]
     if variant.softmax is SoftmaxOver.ALL_KEYS:
         visible = torch.ones_like(visible)
         bias = None if bias is None else torch.where(torch.isinf(bias), 0.0, bias)
@@ -260,10 +261,12 @@ def _logits(
         visible = torch.ones_like(visible) if bias is None else bias != -math.inf
     q = problem.cast(problem.q[part.batch, part.head][:, :, part.rows])  # (b, h, R, d_k)
     k = _heads_of(problem, problem.k, part.batch, shared)
+    scale = problem.scales_of(heads)
+    factor = scale / problem.temperature
     if variant.half_precision is None:
-        scores, scale, temperature = q @ k.transpose(-1, -2), problem.scale, problem.temperature
+        scores, temperature = q @ k.transpose(-1, -2), problem.temperature
     else:
-        scores = _in_half(variant.half_precision, q, k, problem.scale / problem.temperature)
+        scores = _in_half(variant.half_precision, q, k, factor)
         scale = temperature = 1.0
     found = steps.logits_of_scores(
         scores,
@@ -275,7 +278,7 @@ def _logits(
     )
     lengths = torch.where(visible.any(-2), k.norm(dim=-1), 0.0)  # (b, h, S_k)
     longest = lengths.amax(-1)[..., None, None] if lengths.shape[-1] else lengths.new_zeros(1)
-    size = q.norm(dim=-1, keepdim=True) * longest * abs(problem.scale / problem.temperature)
+    size = q.norm(dim=-1, keepdim=True) * longest * abs(factor)
     if bias is not None and lengths.shape[-1]:
         size = torch.maximum(size, _largest(found.masked))
     if problem.sinks is not None:  # a sink above the keys is subtracted from them
@@ -292,7 +295,9 @@ def _largest(masked: torch.Tensor) -> torch.Tensor:
     return torch.where(near, masked.abs(), 0.0).amax(-1, keepdim=True).nan_to_num(0.0, 0.0)
 
 
-def _in_half(half: HalfPrecision, q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
+def _in_half(
+    half: HalfPrecision, q: torch.Tensor, k: torch.Tensor, scale: float | torch.Tensor
+) -> torch.Tensor:
     """Scaled scores (b, h, R, S_k) as programs have them that round on the way."""
 
     def rounded(tensor: torch.Tensor) -> torch.Tensor:

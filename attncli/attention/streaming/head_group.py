@@ -60,7 +60,8 @@ class HeadGroup:
         q: (G, R, d_k), as it came: only the rows in hand are cast and scaled.
         keys: (G, d_k, S_k), contiguous, so that a tile of keys is a matrix ready to multiply with.
         values: (G, S_k, d_v); None where no output is asked for.
-        scale: multiplies the scores: the problem's scale / temperature.
+        scale: multiplies the scores: the problem's scale / temperature, (G, 1, 1) where each head
+            has its own.
         softcap: c of c·tanh(x/c); None for none.
         slopes: (G,), of ALiBi; None for none.
         sinks: float64 (G, 1); None for none.
@@ -84,7 +85,7 @@ class HeadGroup:
     q: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor | None
-    scale: float
+    scale: float | torch.Tensor
     softcap: float | None
     slopes: torch.Tensor | None
     sinks: torch.Tensor | None
@@ -241,7 +242,7 @@ def make_group(
     values = None
     if with_values and problem.v is not None:
         values = problem.cast(_of_heads(problem.v[batch].detach(), shared))
-    scale, slopes = problem.scale / problem.temperature, mask.slopes
+    scale, slopes = problem.scales_of(heads) / problem.temperature, mask.slopes
     hull = problem.mask.hull(batch, heads).queries(queries)
     bounds = np.stack([hull.first, hull.stop]).astype(np.int32)
     offset = problem.mask.offset
@@ -285,7 +286,7 @@ def top_key_of(group: HeadGroup, index: int, row: int) -> int:
         keys = group.keys[index, :, tile.start : tile.stop].T.to(torch.float64)
         masked = logits_of_scores(
             (keys * query).sum(-1),
-            scale=group.scale,
+            scale=group.scale[index, 0] if isinstance(group.scale, torch.Tensor) else group.scale,
             temperature=1.0,
             softcap=group.softcap,
             visible=group.visible(block, tile).expand(len(group.heads), -1, -1)[index, 0],
@@ -312,12 +313,14 @@ def _sinks(problem: Problem, heads: range) -> torch.Tensor | None:
     return chosen.to(problem.device, problem.dtype).to(torch.float64)
 
 
-def _may_overflow(q: torch.Tensor, keys: torch.Tensor, factor: float) -> bool:
+def _may_overflow(q: torch.Tensor, keys: torch.Tensor, factor: float | torch.Tensor) -> bool:
     """Whether some logit could be NaN or infinite; by Cauchy and Schwarz, |q·k| ≤ ‖q‖‖k‖."""
     if q.numel() == 0 or keys.numel() == 0:
         return False
     width = keys.shape[1]
     largest_q = float(q.abs().amax()) if q.element_size() > 1 else float(q.float().abs().amax())
     largest_k = float(keys.abs().amax())
+    if isinstance(factor, torch.Tensor):
+        factor = float(factor.abs().amax())
     largest = largest_q * largest_k * width * max(abs(factor), 1.0)
     return not (math.isfinite(largest) and largest < torch.finfo(keys.dtype).max / 8)

@@ -15,7 +15,7 @@ from attncli.attention.check.walk import cells_of
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem
 from attncli.columns import column
-from attncli.errors import DataError
+from attncli.errors import DataError, UsageError
 
 # The fitted value only comes before a named one that leaves this many times its residual.
 _CLEARLY_BETTER = 1.5
@@ -89,7 +89,12 @@ def fit_scale(problem: Problem, source: Target, given: torch.Tensor) -> ScaleFit
     Raises:
         DataError: a shape that does not fit, an output without V, or NaN and inf in rows that see
             a key.
+        UsageError: a problem with a scale for each head.
     """
+    if isinstance(problem.scale, tuple):
+        raise UsageError("«scale»", "expected one number beside «fit_scale», got one per head")
+    if isinstance(problem.scale, tuple):
+        raise UsageError("«scale»", "expected one number to compare with, got one per head")
     candidate = read_candidate(source, given, problem)
     if candidate.reading is not None:
         raise DataError(
@@ -149,7 +154,7 @@ def _named(problem: Problem) -> list[tuple[str, float]]:
         ("1/√d_model", 1 / math.sqrt(problem.sizes.heads * problem.dk)),
         ("1/d_k", 1 / problem.dk),
         ("1", 1.0),
-        ("as given", problem.scale),
+        ("as given", problem.scale_of(0)),
     ]
     names: dict[float, str] = {}
     for name, scale in classic:

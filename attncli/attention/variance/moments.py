@@ -334,7 +334,7 @@ def _record(
     of_k: RowMoments | None,
     parts: _AllPairs | None,
 ) -> ScoreMoments:
-    factor = problem.scale / problem.temperature
+    factor = problem.scale_of(head) / problem.temperature
     mean = _finite(sums.mean) if sums.cells else None
     var = _finite(sums.variance) if sums.cells else None
     std = None if var is None else math.sqrt(var)
@@ -348,7 +348,7 @@ def _record(
         std=std,
         var_within_rows=_finite(parts.within_rows if parts else None),
         var_all_pairs=_finite(parts.total if parts else None),
-        scale=problem.scale,
+        scale=problem.scale_of(head),
         scaled_mean=None if mean is None else _finite(mean * factor),
         scaled_var=None if var is None else _finite(var * factor * factor),
         scaled_std=None if std is None else _finite(std * abs(factor)),
