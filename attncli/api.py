@@ -34,6 +34,7 @@ def compute(
     head_index: int | Sequence[int] | None = None,
     batch_index: int | Sequence[int] | None = None,
     layout: Layout | str = Layout.BHSD,
+    k_layout: Layout | str | None = None,
     heads: int | None = None,
     kv_heads: int | None = None,
     precision: Precision | str = Precision.AUTO,
@@ -61,7 +62,9 @@ def compute(
         rows: queries to compute, negative ones counted from the end; None for all.
         head_index: query heads, likewise.
         batch_index: batches, likewise.
-        layout: "bhsd", "bshd" for (B, S, H, d), or "bsh" for packed (B, S, H·d).
+        layout: "bhsd", "bshd" for (B, S, H, d), "sbhd", "bhds", or "bsh" for packed (B, S, H·d)
+            and "sbh".
+        k_layout: that of k, where it has one of its own.
         heads: H, needed where the layout packs heads, checked elsewhere.
         kv_heads: H_kv, likewise; None means `heads`.
         precision: dtype of the arithmetic: "float32", "float64", or "auto", which is float64
@@ -75,8 +78,18 @@ def compute(
         UsageError: options that make no sense, or do not fit the shapes.
         ResourceError: a device that is not there, or more memory than there is.
     """
+    layouts = layout, k_layout
     problem = as_problem(
-        q, k, v, read_keywords(options), layout, heads, kv_heads, precision, device, allow_nonfinite
+        q,
+        k,
+        v,
+        read_keywords(options),
+        layouts,
+        heads,
+        kv_heads,
+        precision,
+        device,
+        allow_nonfinite,
     )
     asked = ask_stages(
         problem,
@@ -102,6 +115,7 @@ def entropy(
     head_index: int | Sequence[int] | None = None,
     batch_index: int | Sequence[int] | None = None,
     layout: Layout | str = Layout.BHSD,
+    k_layout: Layout | str | None = None,
     heads: int | None = None,
     kv_heads: int | None = None,
     precision: Precision | str = Precision.AUTO,
@@ -120,7 +134,8 @@ def entropy(
     tensor([[0.7500]], dtype=torch.float64)
 
     Args:
-        q, k, layout, heads, kv_heads, precision, allow_nonfinite: as for `attncli.compute`.
+        q, k, layout, k_layout, heads, kv_heads, precision, allow_nonfinite: as for
+            `attncli.compute`.
         v: likewise; checked, but it has no influence.
         per_row: whether to keep the statistics of every row.
         per_key: whether to compute the mass that every key receives; costs a second pass.
@@ -137,8 +152,18 @@ def entropy(
         ResourceError: a device that is not there.
     """
     thresholds = thresholds_of(label_limits or {}, "label_limits")
+    layouts = layout, k_layout
     problem = as_problem(
-        q, k, v, read_keywords(options), layout, heads, kv_heads, precision, device, allow_nonfinite
+        q,
+        k,
+        v,
+        read_keywords(options),
+        layouts,
+        heads,
+        kv_heads,
+        precision,
+        device,
+        allow_nonfinite,
     )
     selection = select(problem, whole_numbers(batch_index), whole_numbers(head_index))
     wanted = Wanted(top_key=per_row, per_key=per_key, sink_keys=sink_keys)
@@ -162,6 +187,7 @@ def variance(
     k: TensorLike,
     *,
     layout: Layout | str = Layout.BHSD,
+    k_layout: Layout | str | None = None,
     heads: int | None = None,
     kv_heads: int | None = None,
     precision: Precision | str = Precision.AUTO,
@@ -203,7 +229,7 @@ def variance(q: TensorLike = None, k: TensorLike = None, **keywords: Any) -> Any
     [1, 1]
 
     Args:
-        q, k, layout, heads, kv_heads, precision, device: as for `attncli.compute`.
+        q, k, layout, k_layout, heads, kv_heads, precision, device: as for `attncli.compute`.
         allow_nonfinite: whether NaN and inf are let through; what they reach is None.
         options: any field of `AttentionOptions`: causal=True, scale=0.1, key_lengths=[5, 3], …
             What comes after the scaled scores (soft cap, biases, sinks) changes nothing.
@@ -261,6 +287,7 @@ def _audited(
     k: TensorLike,
     *,
     layout: Layout | str = Layout.BHSD,
+    k_layout: Layout | str | None = None,
     heads: int | None = None,
     kv_heads: int | None = None,
     precision: Precision | str = Precision.AUTO,
@@ -270,8 +297,18 @@ def _audited(
 ) -> Audited:
     """The audit of every head."""
     attention_options = read_keywords(options)
+    layouts = layout, k_layout
     problem = as_problem(
-        q, k, None, attention_options, layout, heads, kv_heads, precision, device, allow_nonfinite
+        q,
+        k,
+        None,
+        attention_options,
+        layouts,
+        heads,
+        kv_heads,
+        precision,
+        device,
+        allow_nonfinite,
     )
     records = tuple(audit(problem))
     return Audited(records=records, diagnoses=tuple(map(diagnosis, records)), problem=problem)
@@ -288,6 +325,7 @@ def check(
     rtol: float | None = None,
     atol: float | None = None,
     layout: Layout | str = Layout.BHSD,
+    k_layout: Layout | str | None = None,
     heads: int | None = None,
     kv_heads: int | None = None,
     precision: Precision | str = Precision.FLOAT64,
@@ -306,7 +344,7 @@ def check(
     [('causal:missing', '--no-causal')]
 
     Args:
-        q, k, layout, heads, kv_heads, device, allow_nonfinite: as for `attncli.compute`.
+        q, k, layout, k_layout, heads, kv_heads, device, allow_nonfinite: as for `attncli.compute`.
         v: likewise; needed to check an output.
         actual_output: (B, H, S_q, d_v), or as `layout` says; leading axes of length 1 may be
             left out, here and below.
@@ -334,8 +372,9 @@ def check(
     }
     require_candidates(actual, rtol, atol)
     declared, order = read_keywords(options), choice_of(Layout, layout, "layout")
+    layouts = layout, k_layout
     problem = as_problem(
-        q, k, v, declared, order, heads, kv_heads, precision, device, allow_nonfinite
+        q, k, v, declared, layouts, heads, kv_heads, precision, device, allow_nonfinite
     )
     found = check_tensors(problem, declared, actual, order, rtol=rtol, atol=atol)
     return Checked(comparisons=found.comparisons, hypotheses=found.hypotheses, problem=problem)
@@ -362,7 +401,7 @@ def as_problem(
     k: TensorLike,
     v: TensorLike,
     options: AttentionOptions,
-    layout: Layout | str,
+    layouts: tuple[Layout | str, Layout | str | None],
     heads: int | None,
     kv_heads: int | None,
     precision: Precision | str,
@@ -374,12 +413,14 @@ def as_problem(
     A `device` of None means where q is.
     """
     queries = as_tensor(q, "q")
+    layout, k_layout = layouts
     return make_problem(
         queries,
         as_tensor(k, "k"),
         None if v is None else as_tensor(v, "v"),
         options,
         layout=choice_of(Layout, layout, "layout"),
+        k_layout=None if k_layout is None else choice_of(Layout, k_layout, "k_layout"),
         heads=heads,
         kv_heads=kv_heads,
         precision=choice_of(Precision, precision, "precision"),

@@ -214,7 +214,11 @@ def test_options_in_any_form(given: Any, fields: dict[str, Any]) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"layout": "sbhd"}, attncli.UsageError, "layout: expected one of bhsd, bshd, bsh, got 'sbhd'"),
+    (
+        {"layout": "dbhs"},
+        attncli.UsageError,
+        "layout: expected one of bhsd, bshd, sbhd, bhds, bsh, sbh, got 'dbhs'",
+    ),
     ({"stages": "logits"}, attncli.UsageError, "stages: expected one of scores, .*got 'logits'"),
     ({"stages": ["capped"]}, attncli.UsageError, "got 'capped'"),
     ({"precision": "float16"}, attncli.UsageError, "precision: expected one of auto, float32"),

@@ -114,14 +114,14 @@ def _refuse_useless(options: FileOptions, named: dict[str, str]) -> None:
     projected = any(getattr(options, name) is not None for name in PROJECTION_OPTIONS)
     if options.weights_layout is not WeightsLayout.IN_OUT and not projected:
         raise UsageError("«weights_layout»", "expected «x» and weights beside it, got none")
-    if options.layout is Layout.BHSD:
-        return
-    if projected:
-        raise UsageError(
-            "«layout»", "expected nothing beside «x», got it; Q, K and V are split by «heads»"
-        )
-    if not options.files and not named:
-        raise UsageError("«layout»", "expected files beside it, got none")
+    for name in ("layout", "k_layout"):
+        if getattr(options, name) in (None, Layout.BHSD):
+            continue
+        if projected:
+            problem = "expected nothing beside «x», got it; Q, K and V are split by «heads»"
+            raise UsageError(f"«{name}»", problem)
+        if not options.files and not named:
+            raise UsageError(f"«{name}»", "expected files beside it, got none")
 
 
 def _made_up(options: InputOptions, example: bool) -> Group:

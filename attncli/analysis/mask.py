@@ -20,7 +20,7 @@ from attncli.attention.masks.compare import Leak, leaks
 from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.masks.recognise import undeclared_leaks
 from attncli.attention.options import AttentionOptions, Layout
-from attncli.attention.sizes import Sizes, to_bhsd
+from attncli.attention.sizes import PACKED, Sizes, layout_doubts, to_bhsd
 from attncli.errors import UsageError, in_python
 from attncli.files.tensor import bfloat16_bits
 from attncli.files.writer import TensorSaver
@@ -147,7 +147,13 @@ class MaskInputs:
 
 
 def find_inputs(
-    files: Sequence[str], group: Sequence[str], layout: Layout, *, softmax: bool, mask: bool
+    files: Sequence[str],
+    group: Sequence[str],
+    layout: Layout,
+    k_layout: Layout | None,
+    *,
+    softmax: bool,
+    mask: bool,
 ) -> MaskInputs:
     """Read the headers of Q and K.
 
@@ -155,6 +161,7 @@ def find_inputs(
         files: two files, or one bundle; empty for none.
         group: which group of the bundle; empty where all have one and the same mask.
         layout: order of their axes.
+        k_layout: that of K, where it has one of its own.
         softmax: whether what shapes the softmax beside the mask counts.
         mask: whether to take the mask that a bundle holds.
 
@@ -171,10 +178,12 @@ def find_inputs(
             "expected Q and K, or one bundle, got one file of one tensor",
             f"to read a mask: «attn_mask={files[0]}»",
         )
-    if len(groups) > 1 and not _alike(groups, layout):
+    if len(groups) > 1 and not _alike(groups, layout, k_layout):
         names = ", ".join(one.name for one in groups[:8])
         raise UsageError("«group»", f"expected one group, got {len(groups)}: {names}")
     warnings = [text for one in groups for text in one.warnings]
+    shapes = {role: header.shape for role, (_, header) in first.roles.items()}
+    warnings += layout_doubts(shapes, layout, k_layout)
     declared = dict(first.declared) if softmax else _without_softmax(first)
     if declared.pop("sinks", None) is not None:
         warnings.append("«effect» leaves out the sinks that the bundle declares")
@@ -185,7 +194,7 @@ def find_inputs(
     file = first.roles["q"][0]
     return MaskInputs(
         group=first,
-        lengths=_lengths(first, layout),
+        lengths=_lengths(first, layout, k_layout),
         declared=declared,
         mask=None if held is None else as_array(file.read(held)),
         mask_source=None if held is None else f"{file.source}::{held}",
@@ -193,9 +202,9 @@ def find_inputs(
     )
 
 
-def _alike(groups: Sequence[FileGroup], layout: Layout) -> bool:
+def _alike(groups: Sequence[FileGroup], layout: Layout, k_layout: Layout | None) -> bool:
     """Whether all groups of a bundle have one and the same mask."""
-    told = [(_lengths(one, layout), _without_softmax(one)) for one in groups]
+    told = [(_lengths(one, layout, k_layout), _without_softmax(one)) for one in groups]
     return all(one == told[0] for one in told) and not any(map(_held_mask, groups))
 
 
@@ -211,14 +220,14 @@ def _held_mask(group: FileGroup) -> str | None:
     return next((header.name for header in headers if header.name in names), None)
 
 
-def _lengths(group: FileGroup, layout: Layout) -> dict[str, int]:
+def _lengths(group: FileGroup, layout: Layout, k_layout: Layout | None) -> dict[str, int]:
     """B, H, S_q and S_k from two shapes, of arrays that take no memory."""
     of_q, of_k = (
-        to_bhsd(np.broadcast_to(np.float32(0), group.roles[role][1].shape), role, layout, 1).shape
-        for role in ("q", "k")
+        to_bhsd(np.broadcast_to(np.float32(0), group.roles[role][1].shape), role, order, 1).shape
+        for role, order in (("q", layout), ("k", k_layout or layout))
     )
     found = {"batch": of_q[0], "heads": of_q[1], "q_len": of_q[2], "k_len": of_k[2]}
-    if layout is Layout.BSH:
+    if layout in PACKED:
         del found["heads"]  # how many are packed is for the caller to say
     return found
 

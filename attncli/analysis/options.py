@@ -42,8 +42,10 @@ class FileOptions:
         WeightsLayout.IN_OUT, "in-out: x @ w; out-in: the weight of an nn.Linear."
     )
     layout: Layout = option(
-        Layout.BHSD, "bhsd: (B, H, S, d); bshd: (B, S, H, d); bsh: packed (B, S, H·d)."
+        Layout.BHSD,
+        "Order of the axes: bhsd is (B, H, S, d); bsh and sbh pack heads, (B, S, H·d).",
     )
+    k_layout: Layout | None = option(None, "That of K, if another: bhds is (B, H, d, S).")
     heads: int | None = option(None, "Query heads.", "H")
     kv_heads: int | None = option(None, "Key and value heads. [default: H]", "H")
     dtype: str | None = option(

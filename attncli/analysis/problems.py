@@ -37,6 +37,7 @@ def problem_of(
         group,
         arguments.options,
         layout=Layout.BHSD if made_here else inputs.layout,
+        k_layout=None if made_here else inputs.k_layout,
         heads=inputs.heads,
         kv_heads=inputs.kv_heads,
         precision=precision,

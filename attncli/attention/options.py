@@ -33,7 +33,10 @@ class Layout(StrEnum):
 
     BHSD = "bhsd"
     BSHD = "bshd"
+    SBHD = "sbhd"
+    BHDS = "bhds"
     BSH = "bsh"
+    SBH = "sbh"
 
 
 class WeightsLayout(StrEnum):

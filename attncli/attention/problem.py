@@ -14,7 +14,7 @@ import torch
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask
 from attncli.attention.options import AttentionOptions, Layout, Precision
-from attncli.attention.sizes import Sizes, to_bhsd
+from attncli.attention.sizes import PACKED, Sizes, layout_doubts, layouts_that_fit, to_bhsd
 from attncli.errors import DataError, ResourceError, UsageError, in_python
 
 # Up to so many scores, float64 costs less than anyone notices.
@@ -113,6 +113,7 @@ def make_problem(
     options: AttentionOptions,
     *,
     layout: Layout = Layout.BHSD,
+    k_layout: Layout | None = None,
     heads: int | None = None,
     kv_heads: int | None = None,
     precision: Precision = Precision.AUTO,
@@ -128,6 +129,7 @@ def make_problem(
         v: like k, with d_v in the place of d_k; None where there are no values.
         options: what shapes attention.
         layout: order of the axes.
+        k_layout: that of k, where it has one of its own.
         heads: H, needed where `layout` packs heads, checked elsewhere.
         kv_heads: H_kv, likewise; None means `heads`.
         precision: dtype of the arithmetic.
@@ -140,13 +142,18 @@ def make_problem(
         UsageError: options that do not fit the shapes.
         ResourceError: a device that is not there.
     """
-    given = {"q": (q, heads), "k": (k, kv_heads or heads), "v": (v, kv_heads or heads)}
-    ready = {
-        role: to_bhsd(tensor, role, layout, count)
-        for role, (tensor, count) in given.items()
-        if tensor is not None
-    }
-    warnings = _check_shapes(ready, layout, declared=heads is not None)
+    given = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
+    counts = {"q": heads, "k": kv_heads or heads, "v": kv_heads or heads}
+    orders = {"q": layout, "k": k_layout or layout, "v": layout}
+    ready = {r: to_bhsd(tensor, r, orders[r], counts[r]) for r, tensor in given.items()}
+    shapes = {role: tuple(tensor.shape) for role, tensor in given.items()}
+    warnings = []
+    try:
+        _check_shapes(ready)
+    except DataError as error:
+        raise _with_layout(error, shapes, layout, k_layout) from None
+    if heads is None:
+        warnings += layout_doubts(shapes, layout, k_layout)
     _check_heads(ready, heads, kv_heads)
     if not allow_nonfinite:
         for role, tensor in ready.items():
@@ -241,11 +248,27 @@ def _full_index(found: tuple[int, list[int]], tensor: torch.Tensor) -> tuple[int
     return tuple(index)
 
 
-def _check_shapes(ready: dict[str, torch.Tensor], layout: Layout, *, declared: bool) -> list[str]:
-    """Refuse Q, K and V of shapes that do not go together; return what looks like a mistake.
+def _with_layout(
+    error: DataError,
+    shapes: dict[str, tuple[int, ...]],
+    layout: Layout,
+    k_layout: Layout | None,
+) -> DataError:
+    """The same error, with the layout in which the shapes go together, or heads that are packed."""
+    advice = error.advice
+    ranks = {len(shape) for shape in shapes.values()}
+    q_width, k_width = shapes["q"][-1], shapes["k"][-1]
+    if layout in PACKED:
+        return error
+    if fitting := layouts_that_fit(shapes, layout, k_layout):
+        advice = f"with {next(iter(fitting))} they go together"
+    elif max(ranks) < 4 and q_width > k_width > 0 and q_width % k_width == 0:
+        advice = "if heads are packed, (B, S, H·d): «layout=bsh» with «heads» and «kv_heads»"
+    return DataError(error.where, error.problem, advice)
 
-    Where the number of heads was declared, their axis is no guess.
-    """
+
+def _check_shapes(ready: dict[str, torch.Tensor]) -> None:
+    """Refuse Q, K and V of shapes that do not go together."""
     q, k, v = ready["q"], ready["k"], ready.get("v")
     for role, tensor in ready.items():
         if tensor.is_complex():
@@ -270,13 +293,6 @@ def _check_shapes(ready: dict[str, torch.Tensor], layout: Layout, *, declared: b
             f"expected a number of heads that divides q's {q.shape[1]}, got {k.shape[1]}",
             "heads are the second axis from the left; «layout=bshd» if they are the third",
         )
-    guessed = layout is Layout.BHSD and not declared
-    if guessed and q.shape[1] > q.shape[2] > 0 and q.shape[1] > 1:
-        return [
-            f"q {tuple(q.shape)} has more heads than queries; if it is (B, S, H, d), "
-            "say «layout=bshd»"
-        ]
-    return []
 
 
 def _share_batch(ready: dict[str, torch.Tensor]) -> list[str]:

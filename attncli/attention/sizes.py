@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -9,6 +10,14 @@ from attncli.attention.options import Layout
 from attncli.errors import DataError, UsageError
 
 Tensor = TypeVar("Tensor", bound=Any)
+Axes = tuple[int, int, int, int]  # B, H, S, d
+
+# What packed layouts are once their heads are split.
+PACKED = {Layout.BSH: "bshd", Layout.SBH: "sbhd"}
+
+# No head in use is wider (576 is what latent attention has), and no layer has more heads.
+WIDEST = 576
+MOST_HEADS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,38 +34,129 @@ def to_bhsd(tensor: Tensor, role: str, layout: Layout, heads: int | None) -> Ten
     """View a tensor, of torch or NumPy, as (B, H, S, d).
 
     Args:
-        tensor: rank 2 (S, d), 3 (H, S, d) or 4 (B, H, S, d) for `bhsd`; rank 4 (B, S, H, d) or
-            3 (S, H, d) for `bshd`; rank 3 (B, S, H·d) or 2 (S, H·d) for `bsh`.
+        tensor: rank 4, 3 without B, or 2 without B and H, in the order of `layout`: (S, d),
+            (H, S, d) or (B, H, S, d) for `bhsd`; rank 3 (B, S, H·d) or 2 (S, H·d) for `bsh`.
         role: name for messages: "q", "k", "v".
         layout: order of the axes.
-        heads: number of heads that `bsh` packs into its last axis.
+        heads: number of heads that `bsh` and `sbh` pack into their last axis.
 
     Raises:
         DataError: a rank that the layout does not have.
-        UsageError: `bsh` without a number of heads, or one that does not divide the width.
+        UsageError: packed heads without their number, or one that does not divide the width.
     """
-    found: Tensor = _unpack(tensor, role, heads) if layout is Layout.BSH else tensor
+    found: Tensor = _unpack(tensor, role, layout, heads) if layout in PACKED else tensor
     if found.ndim not in (2, 3, 4):
-        expected = "(S, d), (H, S, d) or (B, H, S, d)"
-        if layout is Layout.BSHD:
-            expected = "(S, d), (S, H, d) or (B, S, H, d)"
-        raise DataError(role, f"expected {expected}, got {tuple(tensor.shape)}")
+        *some, last = (_named(order_of(layout, rank)) for rank in (2, 3, 4))
+        problem = f"expected {', '.join(some)} or {last}, got {tuple(tensor.shape)}"
+        fused = tensor.ndim == 5 and 3 in tensor.shape
+        raise DataError(role, problem, "«qkv» splits Q, K and V fused in one" if fused else "")
+    order = list("bh"[: 4 - found.ndim] + order_of(layout, found.ndim))
     found = found[(None,) * (4 - found.ndim)]
-    if layout is Layout.BSH or (layout is Layout.BSHD and tensor.ndim > 2):
-        found = found.swapaxes(1, 2)
+    for place, axis in enumerate("bhsd"):
+        at = order.index(axis)
+        found = found.swapaxes(place, at)
+        order[place], order[at] = order[at], order[place]
     return found
 
 
-def _unpack(tensor: Tensor, role: str, heads: int | None) -> Tensor:
+def order_of(layout: Layout, rank: int) -> str:
+    """The axes of a tensor: letters of "bhsd" in their order; B is left out first, then H."""
+    order = PACKED.get(layout, str(layout))
+    return "".join(axis for axis in order if axis not in "bh"[: 4 - rank])
+
+
+def _named(order: str) -> str:
+    return f"({', '.join(axis if axis == 'd' else axis.upper() for axis in order)})"
+
+
+def _unpack(tensor: Tensor, role: str, layout: Layout, heads: int | None) -> Tensor:
     """(B, S, H, d) of (B, S, H·d), as a view."""
     shape = tuple(tensor.shape)
     if tensor.ndim not in (2, 3):
-        raise DataError(role, f"expected (B, S, H·d) for «layout=bsh», got {shape}")
+        axes = "(S, B, H·d)" if layout is Layout.SBH else "(B, S, H·d)"
+        raise DataError(role, f"expected {axes} for «layout={layout}», got {shape}")
     if heads is None:
-        raise UsageError("«layout=bsh»", "expected «heads» beside it, got none")
+        raise UsageError(f"«layout={layout}»", "expected «heads» beside it, got none")
     if heads < 1 or shape[-1] % heads:
         option = "«heads»" if role == "q" else "«kv_heads» or «heads»"
         raise UsageError(option, f"expected a divisor of {role}'s width {shape[-1]}, got {heads}")
-    whole = tensor[(None,) * (3 - tensor.ndim)]
-    split: Tensor = whole.reshape(*whole.shape[:-1], heads, shape[-1] // heads)
+    split: Tensor = tensor.reshape(*shape[:-1], heads, shape[-1] // heads)
     return split
+
+
+def layouts_that_fit(
+    shapes: Mapping[str, tuple[int, ...]], layout: Layout, k_layout: Layout | None
+) -> dict[str, dict[str, Axes]]:
+    """Other layouts in which Q, K and V would go together.
+
+    Args:
+        shapes: "q", "k" and where there are values "v", as they came.
+        layout: order of their axes, as it was taken to be.
+        k_layout: that of K, where it has one of its own.
+
+    Returns:
+        What to say, as «layout=bshd» → the lengths of the axes (B, H, S, d) of each.
+    """
+    found: dict[str, dict[str, Axes]] = {}
+    for keys in (k_layout, Layout.BHDS):
+        for one in (layout, Layout.BHSD, Layout.BSHD, Layout.SBHD):
+            if (one, keys) == (layout, k_layout) or one in PACKED:
+                continue
+            axes = {
+                role: _axes(shape, keys if keys is not None and role == "k" else one)
+                for role, shape in shapes.items()
+            }
+            if not _go_together(axes):
+                continue
+            words = [f"«layout={one}»"] if one is not layout else []
+            words += [f"«k_layout={keys}»"] if keys is not k_layout else []
+            found.setdefault(" ".join(words), axes)
+    return found
+
+
+def layout_doubts(
+    shapes: Mapping[str, tuple[int, ...]], layout: Layout, k_layout: Layout | None = None
+) -> list[str]:
+    """What to say where another layout than the one assumed fits the shapes better.
+
+    Arguments as for `layouts_that_fit`; the shapes go together as they are. Sequences are longer
+    than the other axes, as a rule, and those of queries and keys are alike.
+    """
+    if layout is not Layout.BHSD or len(shapes["q"]) < 3:
+        return []
+    q = _axes(shapes["q"], layout)
+    _, heads, q_len, width = q
+    k_len = _axes(shapes["k"], k_layout or layout)[2]
+    if len(shapes["q"]) == 3 and width > WIDEST:
+        axes = "(H, S, d); if heads are packed, (B, S, H·d), say «layout=bsh» and «heads»"
+        return [f"q {shapes['q']} is taken as {axes}"]
+    better: list[tuple[int, str]] = []
+    for words, axes_of in layouts_that_fit(shapes, layout, k_layout).items():
+        (_, count, queries, _), keys = axes_of["q"], axes_of["k"][2]
+        alike = queries == keys > 1 != count and q_len != k_len
+        longer = max(queries, keys) > max(q_len, k_len) and count <= MOST_HEADS
+        if min(q_len, k_len) > 0 and "«k_layout" not in words and (longer or alike):
+            better.append((max(queries, keys), words))
+    if not better:
+        return []
+    words = max(better, key=lambda pair: pair[0])[1]
+    other = Layout(words.strip("«»").partition("=")[2])
+    what = f"has {q_len} queries, and k {k_len} keys"
+    if other is Layout.BSHD and heads > q_len:
+        what = "has more heads than queries"
+    elif other is Layout.SBHD and q[0] > q_len:
+        what = "has more batches than queries"
+    named = _named(order_of(other, len(shapes["q"])))
+    return [f"q {q} {what}; if it is {named}, say {words}"]
+
+
+def _axes(shape: tuple[int, ...], layout: Layout) -> Axes:
+    """B, H, S and d of a shape of rank 2 to 4."""
+    lengths = dict(zip(order_of(layout, len(shape)), shape, strict=True))
+    return lengths.get("b", 1), lengths.get("h", 1), lengths["s"], lengths["d"]
+
+
+def _go_together(axes: Mapping[str, Axes]) -> bool:
+    (batch, heads, _, width), k = axes["q"], axes["k"]
+    alike = k[0] == batch and k[3] == width > 0 and k[1] > 0 and heads % k[1] == 0
+    return alike and ("v" not in axes or axes["v"][:3] == k[:3])

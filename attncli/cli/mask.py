@@ -38,6 +38,7 @@ class MaskOptions:
     )
     group: list[str] | None = option(None, "Which group of a bundle.", "NAME")
     layout: Layout = option(Layout.BHSD, "Order of the axes of the files.")
+    k_layout: Layout | None = option(None, "That of K, if another.")
     q_len: int | None = option(None, "S_q. [default: S_k]", "N", minimum=0)
     k_len: int | None = option(None, "S_k. [default: S_q, or 8]", "N", minimum=0)
     batch: int | None = option(None, "Batches. [default: as the masks]", "B", minimum=1)

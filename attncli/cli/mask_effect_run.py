@@ -15,8 +15,8 @@ from attncli.analysis.mask_effect import RowEffect, effect_on_problem, effect_on
 from attncli.analysis.options import AttentionWords
 from attncli.analysis.problems import checked_problem
 from attncli.attention.masks.build import as_rank_4
-from attncli.attention.options import Layout
 from attncli.attention.problem import Problem
+from attncli.attention.sizes import PACKED
 from attncli.cli.mask import MaskOptions
 from attncli.cli.mask_run import Prepared, errors_named, prepare
 from attncli.cli.options import OutputOptions
@@ -54,13 +54,14 @@ def _problem(prepared: Prepared) -> Problem:
     assert named is not None  # --effect takes files
     group = read_group(replace(named, roles={role: named.roles[role] for role in ("q", "k")}))
     kv_heads = None
-    if options.layout is Layout.BSH and options.heads is not None:
+    if options.layout in PACKED and options.heads is not None:
         q_width, k_width = (group.tensors[role].shape[-1] for role in ("q", "k"))
         kv_heads = k_width * options.heads // max(1, q_width)  # as wide as those of Q
     problem = checked_problem(
         group,
         replace(prepared.arguments.options, sinks=None),
         layout=options.layout,
+        k_layout=options.k_layout,
         heads=options.heads,
         kv_heads=kv_heads,
         precision=prepared.output.precision,

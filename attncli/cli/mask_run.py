@@ -164,7 +164,8 @@ def prepare(options: MaskOptions, words: AttentionWords, output: OutputOptions) 
     printer = make_printer(output)
     files, group, softmax = options.files or (), options.group or (), options.effect
     held = words.attn_mask is None
-    inputs = find_inputs(files, group, options.layout, softmax=softmax, mask=held)
+    layouts = options.layout, options.k_layout
+    inputs = find_inputs(files, group, *layouts, softmax=softmax, mask=held)
     arguments = read_arguments(
         words, inputs.declared, "" if inputs.group is None else inputs.group.place
     )
@@ -281,6 +282,7 @@ def _refuse_useless(options: MaskOptions, words: AttentionWords) -> None:
         ("--dtype", options.save_dtype is not None, "--as additive", options.save_as == "additive"),
         ("--group", bool(options.group), "a bundle", bool(options.files)),
         ("--layout", options.layout is not Layout.BHSD, "files", bool(options.files)),
+        ("--k-layout", options.k_layout is not None, "files", bool(options.files)),
         ("--effect", options.effect, "files of Q and K", bool(options.files)),
         ("--fail-on leak", "leak" in wanted, "--attn-mask", not bare or bool(options.files)),
         ("--against options", options.against == "options", "--attn-mask", not bare),

@@ -176,14 +176,20 @@ def test_integers_that_look_like_bits_are_worth_a_warning(run: Run, files: Path)
         assert run("compute", "small.npy", "small.npy", "-f", "json").stderr == ""
 
 
-@pytest.mark.parametrize("layout", ["bshd", "bsh", "rank-3", "rank-2"])
+@pytest.mark.parametrize("layout", ["bshd", "bsh", "sbhd", "sbh", "bhds", "rank-3", "rank-2"])
 def test_layouts(run: Run, files: Path, tensors: Tensors, layout: str) -> None:
     options = ["--layout", layout]
     kept = tensors
     if layout == "bshd":
         laid = {name: array.transpose(0, 2, 1, 3) for name, array in tensors.items()}
-    elif layout == "bsh":
-        laid = {n: a.transpose(0, 2, 1, 3).reshape(2, a.shape[2], -1) for n, a in tensors.items()}
+    elif layout == "sbhd":
+        laid = {name: array.transpose(2, 0, 1, 3) for name, array in tensors.items()}
+    elif layout == "bhds":
+        laid = {name: array.transpose(0, 1, 3, 2) for name, array in tensors.items()}
+    elif layout in ("bsh", "sbh"):
+        order = (0, 2, 1, 3) if layout == "bsh" else (2, 0, 1, 3)
+        turned = {name: array.transpose(order) for name, array in tensors.items()}
+        laid = {name: array.reshape(*array.shape[:2], -1) for name, array in turned.items()}
         options += ["--heads", "4", "--kv-heads", "2"]
     else:
         first = {n: a[:1] if layout == "rank-3" else a[:1, :1] for n, a in tensors.items()}
@@ -192,6 +198,79 @@ def test_layouts(run: Run, files: Path, tensors: Tensors, layout: str) -> None:
     np.savez("laid.npz", **{name: np.ascontiguousarray(array) for name, array in laid.items()})
     found = run("compute", "laid.npz", *options, "-f", "json").json
     assert_stages(found["data"], attention(**kept))
+
+
+def test_keys_of_another_layout(run: Run, files: Path, tensors: Tensors) -> None:
+    q, v = (tensors[name].transpose(0, 2, 1, 3) for name in "qv")
+    np.savez("a.npz", q=q, k=tensors["k"].transpose(0, 1, 3, 2), v=v)
+    words = ("a.npz", "--layout", "bshd", "--k-layout", "bhds", "-f", "json")
+    assert_stages(run("compute", *words).json["data"], attention(**tensors))
+    mask = run("mask", *words, "--causal", "--query-offset", "0").json["data"]
+    assert [(one["q_len"], one["k_len"]) for one in mask] == [(5, 7)]
+    refused = run("mask", "--k-len", "4", "--k-layout", "bhds", code=2).stderr
+    assert "--k-layout: expected files beside it" in refused
+    np.savez("b.npz", q=tensors["q"], k=tensors["k"].transpose(0, 1, 3, 2), v=tensors["v"])
+    failed = run("compute", "b.npz", code=1).stderr
+    assert "with --k-layout bhds they go together" in failed
+    out = attention(**tensors)["output"]
+    np.save("out.npy", out.transpose(2, 0, 1, 3))
+    np.savez("c.npz", **{name: array.transpose(2, 0, 1, 3) for name, array in tensors.items()})
+    run("check", "c.npz", "--layout", "sbhd", "--actual-output", "out.npy")
+    np.save("out.npy", out.transpose(2, 0, 1, 3).reshape(5, 2, -1))
+    packed = {n: a.transpose(2, 0, 1, 3).reshape(a.shape[2], 2, -1) for n, a in tensors.items()}
+    np.savez("d.npz", **packed)
+    heads = ("--heads", "4", "--kv-heads", "2")
+    run("check", "d.npz", "--layout", "sbh", *heads, "--actual-output", "out.npy")
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "said"),
+    [
+        ((8, 2, 4, 8), (8, 2, 4, 8), "more batches than queries; if it is (S, B, H, d), say"),
+        ((512, 2, 16, 64), (512, 2, 8, 64), "if it is (S, B, H, d), say --layout sbhd"),
+        ((1, 8, 3, 4), (1, 8, 3, 4), "more heads than queries; if it is (B, S, H, d), say"),
+        ((1, 5, 4, 8), (1, 5, 2, 8), "more heads than queries"),
+        ((1, 4, 32, 8), (1, 4, 8, 8), "has 32 queries, and k 8 keys; if it is (B, S, H, d), say"),
+        ((9, 4, 8), (9, 4, 8), "if it is (S, H, d), say --layout bshd"),
+        ((1, 6, 768), (1, 6, 768), "if heads are packed, (B, S, H·d), say --layout bsh"),
+        ((1, 8, 1, 4), (1, 8, 9, 4), None),
+        ((16, 8, 1, 4), (16, 8, 64, 4), None),
+        ((1, 8, 10, 4), (1, 8, 77, 4), None),
+        ((2, 4, 5, 8), (2, 2, 6, 8), None),
+        ((4, 8), (2, 8), None),
+    ],
+)
+def test_a_layout_that_fits_better_is_worth_a_warning(
+    run: Run, files: Path, q: tuple[int, ...], k: tuple[int, ...], said: str | None
+) -> None:
+    np.save("q.npy", np.ones(q, np.float32))
+    np.save("k.npy", np.ones(k, np.float32))
+    for command in ("entropy", "mask"):
+        words = (command, "q.npy", "k.npy", "-f", "json")
+        outcome = run(*words)
+        assert (said is None) == (outcome.stderr == "")
+        assert said is None or said in outcome.stderr
+    if len(q) == 4:
+        assert run("entropy", "q.npy", "k.npy", "--heads", str(q[1]), "-f", "csv").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "said"),
+    [
+        ((1, 5, 4, 8), (1, 9, 4, 8), "with --layout bshd they go together"),
+        ((5, 2, 4, 8), (9, 2, 4, 8), "with --layout sbhd they go together"),
+        ((1, 2, 6, 8), (1, 2, 8, 5), "with --k-layout bhds they go together"),
+        ((1, 6, 4, 8), (1, 4, 8, 5), "with --layout bshd --k-layout bhds they go together"),
+        ((1, 6, 64), (1, 6, 16), "if heads are packed, (B, S, H·d): --layout bsh with --heads"),
+        ((1, 6, 3, 4, 8), (1, 6, 4, 8), "--qkv splits Q, K and V fused in one"),
+    ],
+)
+def test_what_would_fit_is_named_where_shapes_do_not_go_together(
+    run: Run, files: Path, q: tuple[int, ...], k: tuple[int, ...], said: str
+) -> None:
+    np.save("q.npy", np.ones(q, np.float32))
+    np.save("k.npy", np.ones(k, np.float32))
+    assert said in run("entropy", "q.npy", "k.npy", code=1).stderr
 
 
 def test_more_heads_than_queries_is_worth_a_warning(run: Run, files: Path) -> None:

@@ -21,7 +21,10 @@ _SCAN_ELEMENTS = 1 << 22
 _AXES: dict[Layout | None, list[tuple[str, str | None]]] = {
     Layout.BHSD: [("bhsw", None), ("bshw", "layout:output"), ("bsp", "layout:packed")],
     Layout.BSHD: [("bshw", None), ("bhsw", "layout:output"), ("bsp", "layout:packed")],
+    Layout.SBHD: [("sbhw", None), ("bshw", "layout:output"), ("bhsw", "layout:output")],
+    Layout.BHDS: [("bhws", None), ("bhsw", "layout:output"), ("bshw", "layout:output")],
     Layout.BSH: [("bsp", None), ("bshw", None), ("bhsw", "layout:output")],
+    Layout.SBH: [("sbp", None), ("sbhw", None), ("bsp", "layout:output")],
     None: [("bhsw", None), ("bshw", "layout:output")],
 }
 
