@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -12,6 +13,7 @@ import stat
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import file_builders as build
 import numpy as np
@@ -393,6 +395,64 @@ def test_nothing_in_a_file_is_executed(put: Put, tmp_path: Path, kind: str) -> N
     assert not trap.path.exists()
     pickle.loads(pickle.dumps(trap))
     assert stat.S_ISDIR(trap.path.stat().st_mode), "the trap itself must work"
+
+
+def test_memory_is_what_the_machine_and_its_container_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(limits, "_MEMINFO", meminfo)
+    monkeypatch.setattr(limits, "_CGROUP", tmp_path)
+    assert limits.available_memory() == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable: 5 kB\n")
+    assert limits.available_memory() == 5 * 1024
+    (tmp_path / "memory.max").write_text("4000\n")
+    (tmp_path / "memory.current").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 500\n")
+    assert limits.available_memory() == 1500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert limits.available_memory() == 5 * 1024
+
+
+def test_members_compressed_in_a_way_that_nothing_here_reads(put: Put) -> None:
+    data = bytearray(build.npz(q=ROWS))
+    at = data.index(b"PK\x01\x02") + 10
+    data[at : at + 2] = (93).to_bytes(2, "little")  # zstd
+    with pytest.raises(DataError, match=r"got q\.npy compressed otherwise"):
+        open_file(put("a.npz", bytes(data)))
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "line"),
+    [
+        (errno.ENOSPC, ResourceError, "standard input: needs more room than "),
+        (errno.EIO, DataError, f"standard input: {ACCEPTED.rstrip()}: Input/output error"),
+    ],
+)
+def test_standard_input_that_cannot_be_copied(
+    monkeypatch: pytest.MonkeyPatch, number: int, kind: type[AttncliError], line: str
+) -> None:
+    class Broken(io.BytesIO):
+        def read(self, _: int | None = None) -> bytes:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=Broken()))
+    with pytest.raises(kind) as caught:
+        open_file("-")
+    assert str(caught.value).startswith(line)
+
+
+def test_standard_input_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace())
+    with pytest.raises(DataError, match="got no standard input"):
+        open_file("-")
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=SimpleNamespace(isatty=lambda: True)))
+    with pytest.raises(DataError, match="got a terminal"):
+        open_file("-")
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(NPY)))
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with pytest.raises(ResourceError, match="needs a folder for temporary files, got none"):
+        open_file("-")
 
 
 def test_endless_nesting_in_a_torch_file(put: Put) -> None:

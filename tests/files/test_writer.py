@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import threading
 import zipfile
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import file_builders as build
@@ -252,6 +253,22 @@ def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(ResourceError, match=f"at most 1.0 MB on disk, got {need} MB"), saver:
             pytest.fail("the disk is too small")
     assert left_in(tmp_path) == []
+
+
+def test_a_disk_that_cannot_reserve_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int) -> Callable[..., None]:
+        def fail(*_: object) -> None:
+            raise OSError(number, "refused")
+
+        return fail
+
+    monkeypatch.setattr("os.posix_fallocate", refuse(errno.EOPNOTSUPP), raising=False)
+    save(tmp_path / "a.npy", q=GRID)
+    assert np.array_equal(np.load(tmp_path / "a.npy"), GRID)
+    monkeypatch.setattr("os.posix_fallocate", refuse(errno.ENOSPC))
+    with pytest.raises(ResourceError, match="more room than the disk has left"):
+        save(tmp_path / "b.npy", q=GRID)
+    assert left_in(tmp_path) == ["a.npy"]
 
 
 def test_a_large_tensor_takes_little_memory(tmp_path: Path) -> None:
