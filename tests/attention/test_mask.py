@@ -458,3 +458,51 @@ def test_torch_form_gives_the_same_cells_and_biases() -> None:
     blocks = (slice(1, 2), slice(0, 2), slice(1, 4), slice(0, 5))
     np.testing.assert_array_equal(moved.visible(*blocks).numpy(), mask.visible(*blocks))
     np.testing.assert_array_equal(moved.bias(*blocks).numpy(), mask.bias(*blocks))
+
+
+# Bottom-right: the last real query at the last real key
+
+RAGGED = np.array([[1, 1, 1, 0, 1, 0], [0, 0, 1, 1, 1, 1]], bool)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"key_lengths": (5, 7)}, [3, 5]),
+        ({"key_lengths": (5,)}, [3]),
+        ({"query_lengths": (1, 2)}, [7, 6]),
+        ({"key_lengths": (5, 7), "query_lengths": (1, 0)}, [4, 7]),
+        ({"key_padding": np.arange(8) < np.array([[5], [7]])}, [3, 5]),
+        ({"key_padding": np.arange(8) < np.array([[5], [7]]), "key_lengths": (4,)}, [2, 2]),
+        ({"key_padding": np.zeros((2, 8), bool)}, [-2, -2]),
+        ({}, [6]),
+    ],
+)
+def test_bottom_right_counts_what_is_real(options: dict[str, Any], expected: list[int]) -> None:
+    mask = build(2, 8, batch=2, query_offset=Corner.BOTTOM_RIGHT, **options)
+    assert mask.offset is not None
+    assert mask.offset.tolist() == expected
+    assert mask.warnings == ()
+
+
+def test_bottom_right_counts_up_to_the_last_real_key_and_says_so() -> None:
+    mask = build(2, 6, batch=2, query_offset=Corner.BOTTOM_RIGHT, key_padding=RAGGED)
+    assert mask.offset is not None
+    assert mask.offset.tolist() == [3, 4]
+    assert "an offset of 3,4" in mask.warnings[0]
+
+
+def test_a_cache_that_is_half_filled() -> None:
+    options = {"causal": True, "left_window": 3, "key_lengths": (8,)}
+    assert sets(build(1, 16, query_offset=Corner.BOTTOM_RIGHT, **options)) == [{4, 5, 6, 7}]
+
+
+def test_the_error_offers_the_offset_of_what_is_real() -> None:
+    with pytest.raises(UsageError) as caught:
+        build(2, 8, batch=2, causal=True, key_lengths=(5, 7))
+    assert "an offset of 3,5" in caught.value.advice
+
+
+def test_no_window_is_too_wide_for_any_offset() -> None:
+    far = {"query_offset": 2**53, "left_window": 2**62, "right_window": 2**63 - 1}
+    assert sets(build(3, 3, causal=True, **far)) == [{0, 1, 2}] * 3

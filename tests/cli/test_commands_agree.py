@@ -53,15 +53,17 @@ class Asked:
                 rules[name] = int(self.options[option] or 0)
         if "--segments" in self.options:
             rules["segments"] = [int(n) for n in str(self.options["--segments"]).split(",") if n]
-        named = {"top-left": ["0"], "bottom-right": [str(k_len - q_len)]}
         declared = str(self.options["--query-offset"])
-        offsets = [int(n) for n in named.get(declared, declared.split(","))] * batch
         lengths = self.per_batch("--key-lengths", k_len)
+        queries = self.per_batch("--query-lengths", q_len)
         cells = np.zeros((batch, heads, q_len, k_len), bool)
         for b in range(batch):
             keep = self.arrays["padding"][b] if "padding" in self.arrays else np.ones(k_len, bool)
+            real = [j + 1 for j in range(lengths[b]) if keep[j]]
+            corners = {"top-left": 0, "bottom-right": max(real, default=0) - queries[b]}
+            offset = int((declared.split(",") * batch)[b]) if declared not in corners else 0
             own = rules | {"key_length": lengths[b], "keep": keep}
-            cells[b] = plain_mask(q_len, k_len, offsets[b], **own)
+            cells[b] = plain_mask(q_len, k_len, corners.get(declared, offset), **own)
         return cells & self._kept_by_file & self.real_queries[:, None, :, None]
 
     @property
@@ -93,7 +95,7 @@ def problems(draw: st.DrawFn) -> Asked:
     }
     cells = (batch, heads, q_len, k_len)
     numbers, masks = draw(_numbers(heads)), draw(_masks(cells, arrays))
-    return Asked(arrays, numbers | masks | draw(_positions(batch, heads, k_len, masks)))
+    return Asked(arrays, numbers | masks | draw(_positions(batch, heads, k_len)))
 
 
 @st.composite
@@ -111,14 +113,10 @@ def _numbers(draw: st.DrawFn, heads: int) -> dict[str, str | None]:
 
 
 @st.composite
-def _positions(
-    draw: st.DrawFn, batch: int, heads: int, k_len: int, masks: dict[str, str | None]
-) -> dict[str, str | None]:
+def _positions(draw: st.DrawFn, batch: int, heads: int, k_len: int) -> dict[str, str | None]:
     offset = st.integers(-3, 4).map(str)
     several = st.lists(offset, min_size=batch, max_size=batch).map(",".join)
-    # Which corner is meant where some of the keys or queries are padding is told elsewhere.
-    padded = {"--key-lengths", "--query-lengths", "--key-padding"} & masks.keys()
-    corners = ["top-left"] if padded else ["top-left", "bottom-right"]
+    corners = ["top-left", "bottom-right"]
     found: dict[str, str | None] = {"--query-offset": draw(st.sampled_from(corners) | several)}
     if draw(st.booleans()):
         found["--alibi"] = None

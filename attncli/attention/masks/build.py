@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.attention.masks.mask import Mask, drop_page_cache
+from attncli.attention.masks.positions import Placement, RealCells, place, read_documents
 from attncli.attention.masks.rules import (
     AdditiveMask,
     BooleanMask,
@@ -23,7 +24,7 @@ from attncli.attention.masks.rules import (
     Rule,
     Segments,
 )
-from attncli.attention.options import AttentionOptions, Corner, MaskTrue
+from attncli.attention.options import AttentionOptions, MaskTrue
 from attncli.attention.sizes import Sizes
 from attncli.errors import DataError, UsageError
 
@@ -31,35 +32,41 @@ from attncli.errors import DataError, UsageError
 # habit in use, and no honest bias comes near it.
 MINUS_A_LOT = -1e4
 
-# Offsets stay within it, and a window this wide is no window: their sums fit 64 bits.
-FARTHEST = 2**53
+# A window this wide is no window, and its distance to any position fits 64 bits.
+_WIDEST = 2**62
 
 _BLOCK_CELLS = 1 << 22
 _WHERE = "«attn_mask»"
 
 
-def build_mask(options: AttentionOptions, sizes: Sizes) -> Mask:
+def build_mask(options: AttentionOptions, sizes: Sizes, placement: Placement | None = None) -> Mask:
     """Combine every visibility rule of the options for tensors of the given sizes.
+
+    Args:
+        options: what shapes the mask, and more.
+        sizes: of the tensors.
+        placement: where the queries stand; None for where the options say.
 
     Raises:
         UsageError: an option does not fit the sizes, or needs a query offset that is not given.
         DataError: a mask or padding array has the wrong shape or values.
     """
-    offset = resolve_offset(options, sizes)
-    rules, warnings = [*_positional(options, sizes, offset)], []
-    if options.dilation is not None:
-        assert offset is not None  # resolve_offset has refused the other case
-        rules.append(Dilation(offset, options.dilation))
-    if options.key_lengths is not None:
-        lengths = per_batch(options.key_lengths, "key_lengths", sizes.batch, sizes.k_len)
-        rules.append(KeyLengths(lengths))
-    if options.key_padding is not None:
-        keep, said = read_key_padding(options.key_padding, sizes)
-        rules.append(KeyPadding(keep))
+    real, warnings = read_real_cells(options, sizes)
+    documents = read_documents(options, sizes)
+    if placement is None:
+        placement, said = place(options, sizes, real, documents)
         warnings += said
-    if options.segments is not None:
-        assert offset is not None  # resolve_offset has refused the other case
-        rules.append(Segments(read_segments(options.segments, sizes), offset))
+    positions = None if placement is None else placement.positions(sizes.q_len)
+    rules = [*_positional(options, sizes, placement)]
+    if options.dilation is not None:
+        assert positions is not None  # `place` has refused the other case
+        rules.append(Dilation(positions, options.dilation))
+    if options.key_lengths is not None:
+        rules.append(KeyLengths(real.key_lengths))
+    if real.key_padding is not None:
+        rules.append(KeyPadding(real.key_padding))
+    if documents is not None:
+        rules.append(Segments(documents.keys, documents.of_queries(positions)))
     if options.attn_mask is not None:
         file, said = read_mask(options.attn_mask, options.mask_true, sizes)
         rules.append(file)
@@ -67,46 +74,32 @@ def build_mask(options: AttentionOptions, sizes: Sizes) -> Mask:
     return Mask(
         sizes=sizes,
         rules=tuple(rules),
-        offset=offset,
-        query_lengths=per_batch(options.query_lengths, "query_lengths", sizes.batch, sizes.q_len),
+        shift=None if placement is None else placement.shift,
+        query_lengths=real.query_lengths,
         slopes=_slopes(options, sizes),
         warnings=tuple(warnings),
     )
 
 
-def resolve_offset(options: AttentionOptions, sizes: Sizes) -> NDArray[np.int64] | None:
-    """Position of query 0 on the key axis, int64 (B | 1,), or None where it is undefined.
+def placement_of(options: AttentionOptions, sizes: Sizes) -> Placement | None:
+    """Where the queries stand; None where positions are not defined."""
+    real, _ = read_real_cells(options, sizes)
+    return place(options, sizes, real, read_documents(options, sizes))[0]
+
+
+def read_real_cells(options: AttentionOptions, sizes: Sizes) -> tuple[RealCells, list[str]]:
+    """What is padding by lengths and by the padding file, and what was assumed.
 
     Raises:
-        UsageError: positions are needed, S_q ≠ S_k and nothing says where query 0 stands; or
-            there are neither one offset nor one per batch.
+        UsageError: lengths that do not fit the sizes.
+        DataError: a padding array has the wrong shape or values.
     """
-    declared = options.query_offset
-    if declared is None:
-        if sizes.q_len == sizes.k_len:
-            return np.zeros(1, np.int64)
-        if options.needs_positions:
-            raise UsageError(
-                "«query_offset»",
-                f"expected a value, since «{options.needs_positions[0]}» needs positions and "
-                f"S_q={sizes.q_len} differs from S_k={sizes.k_len}, got none",
-                "top-left: query 0 stands at key 0 (PyTorch is_causal); bottom-right: the last "
-                f"query stands at the last key, an offset of {sizes.k_len - sizes.q_len} "
-                "(KV cache, FlashAttention)",
-            )
-        return None
-    if isinstance(declared, Corner):
-        corner = 0 if declared is Corner.TOP_LEFT else sizes.k_len - sizes.q_len
-        return np.array([corner], np.int64)
-    offsets = (declared,) if isinstance(declared, int) else declared
-    if len(offsets) not in (1, sizes.batch):
-        raise UsageError(
-            "«query_offset»",
-            f"expected one value or one per batch (B={sizes.batch}), got {len(offsets)}",
-        )
-    if max(map(abs, offsets), default=0) > FARTHEST:
-        raise UsageError("«query_offset»", "expected at most 2^53 in size, got more")
-    return np.array(offsets, np.int64)
+    keys = per_batch(options.key_lengths, "key_lengths", sizes.batch, sizes.k_len)
+    queries = per_batch(options.query_lengths, "query_lengths", sizes.batch, sizes.q_len)
+    if options.key_padding is None:
+        return RealCells(keys, None, queries), []
+    keep, said = read_key_padding(options.key_padding, sizes)
+    return RealCells(keys, keep, queries), said
 
 
 def per_batch(
@@ -169,20 +162,20 @@ def _geometric_slopes(heads: int) -> NDArray[np.float64]:
 
 
 def _positional(
-    options: AttentionOptions, sizes: Sizes, offset: NDArray[np.int64] | None
+    options: AttentionOptions, sizes: Sizes, placement: Placement | None
 ) -> Iterator[Rule]:
     """The keys [first, stop) that causality, windows and prefix leave each query."""
     if not options.causal and options.left_window is None and options.right_window is None:
         return
-    assert offset is not None  # resolve_offset has refused the other case
-    position = offset[:, None] + np.arange(sizes.q_len)  # (B | 1, S_q)
+    assert placement is not None  # `place` has refused the other case
+    position = placement.positions(sizes.q_len)  # (B | 1, S_q)
     first, stop = np.zeros_like(position), np.full_like(position, sizes.k_len)
     if options.causal:
         stop = np.maximum(position + 1, min(options.prefix or 0, sizes.k_len))
     if options.right_window is not None:
-        stop = np.minimum(stop, position + min(options.right_window, FARTHEST) + 1)
+        stop = np.minimum(stop, position + min(options.right_window, _WIDEST) + 1)
     if options.left_window is not None:
-        first = position - min(options.left_window, FARTHEST)
+        first = position - min(options.left_window, _WIDEST)
     first, kept = np.clip(first, 0, sizes.k_len), min(options.sink_window or 0, sizes.k_len)
     first = np.where(first <= kept, 0, first)  # no key is left out between both
     stop = np.maximum(first, np.clip(stop, 0, sizes.k_len))
@@ -261,25 +254,6 @@ def read_key_padding(padding: NDArray[Any], sizes: Sizes) -> tuple[NDArray[np.bo
     elif padding.dtype != bool:
         raise DataError(where, f"expected a boolean array, got {padding.dtype}")
     return keep != 0, said
-
-
-def read_segments(segments: NDArray[Any], sizes: Sizes) -> NDArray[np.int64]:
-    """Document ids of the keys as int64 (B | 1, S_k).
-
-    Raises:
-        UsageError: not one id per key.
-        DataError: ids that are not integers.
-    """
-    ids = np.atleast_2d(segments)
-    if ids.dtype.kind not in "iub":
-        raise DataError("«segments»", f"expected integers, got {ids.dtype}")
-    if ids.ndim != 2 or ids.shape[0] not in (1, sizes.batch) or ids.shape[1] != sizes.k_len:
-        raise UsageError(
-            "«segments»",
-            f"expected one id per key, (S_k={sizes.k_len}) or (B={sizes.batch}, "
-            f"S_k={sizes.k_len}), got {segments.shape}",
-        )
-    return ids.astype(np.int64)
 
 
 def blocks_of(mask: NDArray[Any]) -> Iterator[NDArray[Any]]:

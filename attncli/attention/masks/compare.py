@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.attention.masks.build import build_mask
+from attncli.attention.masks.build import build_mask, placement_of
 from attncli.attention.masks.interval_mask import row_differences
 from attncli.attention.masks.mask import HeadMask, Mask, head_masks
 from attncli.attention.options import AttentionOptions
@@ -165,8 +165,9 @@ def leaks(given: Mask, options: AttentionOptions, limit: int = 10) -> list[Leak]
             should obey. `attn_mask` plays no part.
         limit: how many cells to name per rule.
     """
+    placement = placement_of(options, given.sizes)
     return [
-        leak(name, list(_pairs(given, build_mask(rule, given.sizes))), limit)
+        leak(name, list(_pairs(given, build_mask(rule, given.sizes, placement))), limit)
         for name, rule in _rules(options).items()
     ]
 
@@ -185,7 +186,7 @@ def leak(rule: str, pairs: Sequence[Pair], limit: int) -> Leak:
 
 def _rules(options: AttentionOptions) -> dict[str, AttentionOptions]:
     """Options that declare one rule each."""
-    bare = AttentionOptions(query_offset=options.query_offset, query_lengths=options.query_lengths)
+    bare = AttentionOptions(query_lengths=options.query_lengths)
     found = {}
     for name, (declaring, beside) in RULES.items():
         values = {field: getattr(options, field) for field in (*declaring, *beside)}

@@ -45,7 +45,8 @@ class Mask:
     Attributes:
         sizes: B, H, S_q, S_k.
         rules: a query may see a key if all of them say so; nobody but the mask reads them.
-        offset: int64 (B | 1,), position of query 0; None where positions are not defined.
+        shift: int64 (B | 1, 1 | S_q), position of query i on the key axis, less i; None where
+            positions are not defined.
         query_lengths: int64 (B | 1,), number of real queries.
         slopes: float64 (H,), mₕ of ALiBi; None for none.
         warnings: what the reader of the results should know.
@@ -54,7 +55,7 @@ class Mask:
 
     sizes: Sizes
     rules: tuple[Rule, ...]
-    offset: Array | None
+    shift: Array | None
     query_lengths: Array
     slopes: Array | None = None
     warnings: tuple[str, ...] = ()
@@ -101,9 +102,17 @@ class Mask:
 
     def positions(self, batch: slice, rows: Index) -> Array:
         """Int64 (b | 1, rows): p, where each query stands on the key axis."""
-        if self.offset is None:
+        if self.shift is None:
             raise UsageError("«query_offset»", "expected a value, got none")
-        return self.block(batch, _ALL, rows, _ALL).positions(self.offset)[:, 0, :, 0]
+        block = self.block(batch, _ALL, rows, _ALL)
+        shift = block.of_batch(self.shift)
+        return block.queries + (shift if shift.shape[1] == 1 else shift[:, rows])
+
+    @property
+    def offset(self) -> Array | None:
+        """Int64 (B | 1,), position of query 0; None where no number says where the others are."""
+        alike = self.shift is not None and self.shift.shape[1] == 1
+        return self.shift[:, 0] if alike and self.shift is not None else None
 
     def real_queries(self, batch: int) -> int:
         """Number of queries of this batch that are not padding."""
@@ -178,9 +187,7 @@ class Mask:
 
     def differs(self, axis: int) -> bool:
         """Whether any rule is given apart for each batch (0) or head (1)."""
-        of_batch = (
-            [self.query_lengths] if self.offset is None else [self.offset, self.query_lengths]
-        )
+        of_batch = [self.query_lengths] if self.shift is None else [self.shift, self.query_lengths]
         apart = axis == 0 and any(len(array) > 1 for array in of_batch)
         return apart or any(rule.differs(axis) for rule in self.rules)
 
@@ -189,7 +196,7 @@ class Mask:
         return replace(
             self,
             rules=tuple(rule.moved(convert) for rule in self.rules),
-            offset=None if self.offset is None else convert(self.offset),
+            shift=None if self.shift is None else convert(self.shift),
             query_lengths=convert(self.query_lengths),
             slopes=None if self.slopes is None else convert(self.slopes),
             convert=convert,

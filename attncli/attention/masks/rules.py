@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.attention.masks.interval_mask import IntervalMask, document_of
+from attncli.attention.masks.interval_mask import IntervalMask
 
 Index = Any  # a slice or an integer array, of NumPy or torch like the mask itself
 Array = Any  # NumPy on the host, torch on a device
@@ -54,9 +54,9 @@ class CellBlock:
                 array = array[(slice(None),) * axis + (index,)]
         return array
 
-    def positions(self, offset: Array) -> Array:
-        """Int64 (b | 1, 1, rows, 1): where the queries stand on the key axis."""
-        return (self.of_batch(offset)[:, None] + self.queries)[:, None, :, None]
+    def of_queries(self, array: Array) -> Array:
+        """The chosen batches and queries of an array (B | 1, S_q), as (b | 1, 1, rows, 1)."""
+        return self.of_batch(array)[:, None, self.rows, None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +112,7 @@ class KeyInterval(Rule):
 
     def cells(self, block: CellBlock) -> Array:
         """Compare keys with both ends."""
-        ends = (block.of_batch(each)[:, None, block.rows, None] for each in (self.first, self.stop))
+        ends = (block.of_queries(each) for each in (self.first, self.stop))
         first, stop = (_like(each, block.keys) for each in ends)  # (b | 1, 1, rows, 1)
         seen = block.keys >= first
         if self.kept:
@@ -131,21 +131,21 @@ class Dilation(Rule):
     """Only every so many-th key, counted from the query.
 
     Attributes:
-        offset: int64 (B | 1,), position of query 0.
+        positions: int64 (B | 1, S_q), where each query stands on the key axis.
         step: from one visible key to the next, ≥ 1.
     """
 
-    offset: Array
+    positions: Array
     step: int
 
     def cells(self, block: CellBlock) -> Array:
         """Where a key is a multiple of the step away."""
-        return (block.positions(self.offset) - block.keys) % self.step == 0
+        return (block.of_queries(self.positions) - block.keys) % self.step == 0
 
     def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask:
         """As if the keys of one remainder were a document."""
-        position = int(_of(self.offset, batch)) + np.arange(rows)
-        return IntervalMask.of_documents(np.arange(k_len) % self.step, position % self.step)
+        remainders = _of(self.positions, batch)[:rows] % self.step
+        return IntervalMask.of_documents(np.arange(k_len) % self.step, remainders)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,32 +198,25 @@ class KeyPadding(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments(Rule):
-    """Packed documents: a query sees the keys with the id of its own position.
+    """Packed documents: a query sees the keys of its own.
 
     Attributes:
-        ids: int64 (B | 1, S_k), document of each key.
-        offset: int64 (B | 1,), position of query 0.
+        keys: int64 (B | 1, S_k), document of each key, from 0.
+        queries: int64 (B | 1, S_q), document of each query, −1 for none.
     """
 
-    ids: Array
-    offset: Array
+    keys: Array
+    queries: Array
 
     def cells(self, block: CellBlock) -> Array:
-        """Compare ids; a position off the key axis sees no key."""
-        ids, positions = block.of_batch(self.ids), block.positions(self.offset)[:, 0, :, 0]
-        on_axis = (positions >= 0) & (positions < ids.shape[1])  # (b | 1, rows)
-        if not ids.shape[1]:
-            return on_axis[:, None, :, None]
-        place = positions * on_axis  # off the axis: any valid index, its result is discarded
-        own = ids[0][place] if len(ids) == 1 else ids[block.batches[:, None], place]
-        seen = own[:, None, :, None] == ids[:, None, None, block.cols]
-        return seen & on_axis[:, None, :, None]
+        """Compare documents."""
+        return (
+            block.of_queries(self.queries) == block.of_batch(self.keys)[:, None, None, block.cols]
+        )
 
     def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask:
         """Intervals of the keys sorted by document."""
-        _, ids = np.unique(_of(self.ids, batch), return_inverse=True)
-        position = int(_of(self.offset, batch)) + np.arange(rows)
-        return IntervalMask.of_documents(*document_of(ids.astype(np.int64), position))
+        return IntervalMask.of_documents(_of(self.keys, batch), _of(self.queries, batch)[:rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

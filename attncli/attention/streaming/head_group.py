@@ -68,8 +68,9 @@ class HeadGroup:
         mask: on the device.
         hull: on the host, intervals that hold the queries' visible keys.
         bounds: int32 (2, R), where they start and stop, on the device.
-        offset: position of query 0; None where positions are not defined.
-        positions: int64 (R,), where each query stands; likewise.
+        places: int64 (R,) on the host, where each query stands on the key axis; None where
+            positions are not defined.
+        positions: the same on the device.
         positions_float: the same in the dtype of arithmetic, exact wherever there are keys nearby.
         by_interval: whether they alone say which cells are visible, and nothing is added to these.
         may_be_nonfinite: whether logits may be NaN or infinite, so that each tile has to be looked
@@ -92,7 +93,7 @@ class HeadGroup:
     mask: Mask
     hull: Hull
     bounds: torch.Tensor
-    offset: int | None
+    places: NDArray[np.int64] | None
     positions: torch.Tensor | None
     positions_float: torch.Tensor | None
     by_interval: bool
@@ -117,9 +118,9 @@ class HeadGroup:
 
     @property
     def in_a_row(self) -> bool:
-        """Whether the queries follow each other without a gap."""
-        count = len(self.queries)
-        return count > 0 and int(self.queries[-1]) - int(self.queries[0]) == count - 1
+        """Whether the queries, and their positions, follow each other without a gap."""
+        lines = [self.queries] + ([] if self.places is None else [self.places])
+        return len(self.queries) > 0 and all(bool((np.diff(line) == 1).all()) for line in lines)
 
     @property
     def base2_logits(self) -> bool:
@@ -150,9 +151,9 @@ class HeadGroup:
 
     def position_range(self, block: RowBlock) -> tuple[int, int]:
         """The lowest and the highest position of a block's rows."""
-        assert self.offset is not None
-        first, last = self.queries[block.start], self.queries[block.stop - 1]
-        return self.offset + int(first), self.offset + int(last)
+        assert self.places is not None
+        places = self.places[block.start : block.stop]
+        return int(places.min()), int(places.max())
 
     def intervals(self, block: RowBlock, tile: Tile) -> tuple[torch.Tensor, torch.Tensor]:
         """Int32 (rows,) twice: where in a tile each row's keys start and stop."""
@@ -245,9 +246,10 @@ def make_group(
     scale, slopes = problem.scales_of(heads) / problem.temperature, mask.slopes
     hull = problem.mask.hull(batch, heads).queries(queries)
     bounds = np.stack([hull.first, hull.stop]).astype(np.int32)
-    offset = problem.mask.offset
-    offset = None if offset is None else int(offset[batch % len(offset)])
-    positions = None if offset is None else rows + offset
+    places = positions = None
+    if problem.mask.shift is not None:
+        places = problem.mask.positions(slice(batch, batch + 1), queries)[0]
+        positions = torch.as_tensor(places, device=problem.device)
     return HeadGroup(
         batch=batch,
         heads=heads,
@@ -263,7 +265,7 @@ def make_group(
         mask=mask,
         hull=hull,
         bounds=torch.as_tensor(bounds, device=problem.device),
-        offset=offset,
+        places=places,
         positions=positions,
         positions_float=None if positions is None else problem.cast(positions),
         by_interval=hull.exact and mask.added is None,

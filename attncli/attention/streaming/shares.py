@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from attncli.attention.masks.interval_mask import coverage
@@ -188,11 +189,12 @@ def _band(group: HeadGroup, block: RowBlock, work: Workspace) -> torch.Tensor:
 
 def _narrow_blocks(group: HeadGroup) -> Iterator[RowBlock]:
     """Blocks of rows that stand near each other, so that their bands overlap."""
-    queries = group.queries
-    start = 0
-    while start < len(queries):
-        beyond = int(queries[start]) + BAND_ROWS
-        stop = int(queries.searchsorted(beyond))
+    assert group.places is not None
+    places, start = group.places, 0
+    while start < len(places):
+        near = places[start : start + BAND_ROWS]
+        ahead = np.flatnonzero((near < near[0]) | (near >= near[0] + BAND_ROWS))
+        stop = start + (int(ahead[0]) if len(ahead) else len(near))
         yield RowBlock(start, stop, ())
         start = stop
 
