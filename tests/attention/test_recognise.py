@@ -108,8 +108,8 @@ WORDS = [
         & (np.arange(12) < 10),
     ),
     (
-        "prefix of 3, then causal with a window of 2 keys to the left (3 with the query's own), "
-        "which hides keys of the prefix too",
+        "causal but for the first 3 keys (prefix-LM), with a window of 2 keys to the left "
+        "(3 with the query's own)",
         (LOWER | (KEYS < 3)) & (KEYS[:, None] - 2 <= KEYS),
     ),
 ]
@@ -380,12 +380,13 @@ def strict_words(rules: dict[str, Any], size: int) -> str:
     own = rules.get("left_window", 0) + 1
     where = f" (offset {rules['offset']})" if rules["offset"] else ""
     parts = [f"causal{where}"]
-    if "prefix" in rules:
+    if "prefix" in rules and "left_window" in rules:
+        parts[0] += f" but for the first {rules['prefix']} keys (prefix-LM),"
+    elif "prefix" in rules:
         parts = [f"prefix of {rules['prefix']}, then {parts[0]}"]
     if "left_window" in rules:
         keys = f"{own - 1} key{'s' * (own != 2)}"
         parts[0] += f" with a window of {keys} to the left ({own} with the query's own)"
-        parts[0] += ", which hides keys of the prefix too" * ("prefix" in rules)
     if "key_length" in rules:
         parts.append(f"key padding, length {rules['key_length']}")
     if "segments" in rules:

@@ -90,7 +90,12 @@ def test_params_say_what_was_used(run: Run, files: Path) -> None:
     np.save("mask.npy", np.ones((5, 7), bool))
     options = "--causal --query-offset bottom-right --attn-mask mask.npy --key-lengths 5,3"
     params = run("compute", "bundle.npz", *options.split(), "-f", "json").json["params"]
-    expected = {"causal": True, "query_offset": 2, "attn_mask": "mask.npy", "mask_true": "keep"}
+    expected = {
+        "causal": True,
+        "query_offset": [0, -2],
+        "attn_mask": "mask.npy",
+        "mask_true": "keep",
+    }
     expected |= {"key_lengths": [5, 3], "heads": 4, "kv_heads": 2, "softcap": None, "seed": None}
     assert {name: params[name] for name in expected} == expected
     assert params["scale"] == pytest.approx(1 / math.sqrt(8))

@@ -197,13 +197,12 @@ def _position_words(patterns: Sequence[Pattern]) -> str:
     if not first.causal:
         return f"{_two_sided(first.left, first.right)}{where}{beside}"
     said = f"causal{where}"
-    if first.prefix is not None:
-        said = f"prefix of {first.prefix}, then {said}"
-    if first.left is not None:
-        own = f"{first.left + 1} with the query's own"
-        said += f" with a window of {_keys(first.left)} to the left ({own})"
-        said += "" if first.prefix is None else ", which hides keys of the prefix too"
-    return said + beside
+    if first.left is None:
+        return ("" if first.prefix is None else f"prefix of {first.prefix}, then ") + said + beside
+    if first.prefix is not None:  # of which a query sees what lies in its window
+        said += f" but for the first {_keys(first.prefix)} (prefix-LM),".replace(" 1 ", " ")
+    own = f"{first.left + 1} with the query's own"
+    return f"{said} with a window of {_keys(first.left)} to the left ({own}){beside}"
 
 
 def _two_sided(left: int | None, right: int | None) -> str:
