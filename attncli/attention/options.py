@@ -131,6 +131,8 @@ class AttentionOptions:
         attn_mask: bool (True as `mask_true` says), 0/1 integer, or additive float; rank 1 (S_k),
             2 (S_q, S_k), 3 (H, S_q, S_k) or 4 (B, H, S_q, S_k), broadcast from the right.
         mask_true: what True means in a boolean `attn_mask`.
+        hide_below: numbers of an additive `attn_mask` at or below it hide their keys; None for
+            those that leave a key no weight at all beside its row's other keys.
         segments: integer document ids of the keys, (S_k,) or (B, S_k).
         alibi: add the bias −mₕ·|p − j|, with the slopes mₕ of its paper.
         alibi_slopes: add that bias with these slopes, (H,) or (1, H).
@@ -181,6 +183,13 @@ class AttentionOptions:
         Kind.CHOICE,
         declarable=False,
     )
+    hide_below: float | None = option(
+        None,
+        "Values of a float «attn_mask» at or below X hide their keys. "
+        "[default: those that leave no weight]",
+        "X",
+        Kind.NUMBER,
+    )
     segments: NDArray[Any] | None = option(
         None, "Document of each key: no leaks.", "FILE|ID,ID,…", Kind.IDS
     )
@@ -201,6 +210,8 @@ class AttentionOptions:
         for scale in self.scale if isinstance(self.scale, tuple) else (self.scale,):
             if scale is not None and not math.isfinite(scale):
                 raise UsageError("«scale»", f"expected a finite number, got {scale}")
+        if self.hide_below is not None and math.isnan(self.hide_below):
+            raise UsageError("«hide_below»", "expected a number, got nan")
         for name in ("temperature", "softcap"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):

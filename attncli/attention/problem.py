@@ -14,11 +14,16 @@ import torch
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask
 from attncli.attention.options import AttentionOptions, Layout, Precision
-from attncli.attention.sizes import PACKED, Sizes, layout_doubts, layouts_that_fit, to_bhsd
+from attncli.attention.sizes import (
+    FLOAT64_CELLS,
+    PACKED,
+    Sizes,
+    layout_doubts,
+    layouts_that_fit,
+    to_bhsd,
+)
 from attncli.errors import DataError, ResourceError, UsageError, in_python
 
-# Up to so many scores, float64 costs less than anyone notices.
-FLOAT64_CELLS = 1 << 26
 _SCAN_ELEMENTS = 1 << 22
 
 
@@ -161,20 +166,55 @@ def make_problem(
     warnings += _share_batch(ready)
     batch, query_heads, q_len, dk = ready["q"].shape
     sizes = Sizes(batch, query_heads, q_len, ready["k"].shape[2])
-    mask = build_mask(options, sizes)
+    scale = _scale(options, query_heads, dk)
+    dtype = compute_dtype(precision, came_as or [t.dtype for t in ready.values()], sizes)
+    factor = max(map(abs, np.atleast_1d(scale)), default=0.0) / options.temperature
+    reach = partial(_reach, ready["q"], ready["k"], factor, options.softcap or math.inf)
+    mask = build_mask(options, sizes, itemsize=dtype.itemsize, reach=reach)
     return Problem(
         q=ready["q"],
         k=ready["k"],
         v=ready.get("v"),
         mask=mask,
-        scale=_scale(options, query_heads, dk),
+        scale=scale,
         temperature=options.temperature,
         softcap=options.softcap,
         sinks=_sinks(options, query_heads),
-        dtype=compute_dtype(precision, came_as or [t.dtype for t in ready.values()], sizes),
+        dtype=dtype,
         device=choose_device(device),
         marked_warnings=(*warnings, *mask.warnings),
     )
+
+
+def _reach(
+    q: torch.Tensor, k: torch.Tensor, factor: float, softcap: float, harmless: float
+) -> float:
+    """By how much capped logits of one row may differ, at most; exact where that is much.
+
+    Args:
+        q: (B, H, S_q, d_k).
+        k: (B, H_kv, S_k, d_k).
+        factor: multiplies Q·K, at most.
+        softcap: +inf for none.
+        harmless: a difference that would change nothing.
+    """
+    if not q.numel() or not k.numel():
+        return 0.0
+    widest, exact = 0.0, 0.0
+    heads = [(b, h, h // (q.shape[1] // k.shape[1])) for b, h in np.ndindex(*q.shape[:2])]
+    for batch, head, shared in heads:
+        norms = [of.detach().float().norm(dim=-1) for of in (q[batch, head], k[batch, shared])]
+        longest = [float(norm.nan_to_num(0.0, 0.0).amax()) for norm in norms]
+        widest = max(widest, 2 * longest[0] * longest[1] * factor)
+    if min(widest, 2 * softcap) <= harmless:
+        return min(widest, 2 * softcap)
+    for batch, head, shared in heads:
+        keys = k[batch, shared].detach().float().T
+        step = max(1, _SCAN_ELEMENTS // keys.shape[1])
+        for rows in torch.split(q[batch, head].detach(), step):
+            logits = (rows.float() @ keys * factor).nan_to_num(0.0, 0.0, 0.0)
+            exact = max(exact, float((logits.amax(-1) - logits.amin(-1)).amax()))
+    return min(exact, 2 * softcap)
 
 
 def compute_dtype(
@@ -183,9 +223,8 @@ def compute_dtype(
     """The dtype of the arithmetic: under "auto" float64 for few cells or float64 input."""
     if precision is not Precision.AUTO:
         return torch.float32 if precision is Precision.FLOAT32 else torch.float64
-    cells = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len
     exact = torch.float64 in came_as
-    return torch.float64 if exact or cells <= FLOAT64_CELLS else torch.float32
+    return torch.float64 if exact or sizes.cells <= FLOAT64_CELLS else torch.float32
 
 
 def choose_device(name: str) -> torch.device:

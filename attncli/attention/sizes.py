@@ -18,6 +18,8 @@ PACKED = {Layout.BSH: "bshd", Layout.SBH: "sbhd"}
 # No head in use is wider (576 is what latent attention has), and no layer has more heads.
 WIDEST = 576
 MOST_HEADS = 128
+# Up to so many scores, float64 costs less than anyone notices.
+FLOAT64_CELLS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,11 @@ class Sizes:
     heads: int
     q_len: int
     k_len: int
+
+    @property
+    def cells(self) -> int:
+        """B·H·S_q·S_k."""
+        return self.batch * self.heads * self.q_len * self.k_len
 
 
 def to_bhsd(tensor: Tensor, role: str, layout: Layout, heads: int | None) -> Tensor:

@@ -88,21 +88,40 @@ def test_an_inverted_mask_is_loud(run: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_both_readings_of_finite_values_are_told(run: Any, dtype: str) -> None:
+def test_finite_values_that_leave_no_weight_hide(run: Any, dtype: str) -> None:
     mask = np.where(CAUSAL, 0, FINFO[dtype]).astype(dtype)
     ran = run("--attn-mask m.npy", m=mask)
-    said = "full; with values of -10000 or less as hidden: causal"
-    assert ran.out.startswith(f"{said}\n")
+    assert ran.out.startswith("causal\n  options: --causal\n")
     assert f"adds {FINFO[dtype]:g} (28 cells), 0 (36 cells)" in ran.out
-    (record,) = run("--attn-mask m.npy -f json").document["data"]
-    assert record["kept"] == S * S
-    assert record["description"] == said
+    assert run("--attn-mask m.npy -f json").document["data"][0]["kept"] == 36
+    assert run("--attn-mask m.npy --hide-below -1e308 -f json").document["data"][0]["kept"] == 64
+    run("--attn-mask m.npy --as additive --save again.npy")
+    assert run("--attn-mask m.npy --against again.npy").code == 0
 
 
 def test_finite_masks_that_differ_by_batch_are_described_together(run: Any) -> None:
     mask = np.where(PADDED[:, None, None, :] & CAUSAL, 0, FINFO["float32"]).astype(np.float32)
-    ran = run("--attn-mask m.npy", m=mask)
-    assert "as hidden: causal; key padding, lengths 5,3" in ran.out
+    assert run("--attn-mask m.npy", m=mask).out.startswith("causal; key padding, lengths 5,3\n")
+
+
+def test_both_readings_of_rows_without_anything_else_are_told(run: Any) -> None:
+    left = np.arange(S) > 1
+    ran = run("--attn-mask m.npy", m=np.where(left & CAUSAL, 0, -1e4))
+    said = "with values of -10000 or less as hidden everywhere: causal; key padding, the first 2"
+    assert said in ran.out
+    assert "2 rows hold nothing but values of -10000 or less" in ran.err
+    ran = run("--attn-mask m.npy --hide-below -10000")
+    assert ran.out.startswith("causal; key padding, the first 2 keys hidden\n")
+    assert ran.err == ""
+
+
+def test_values_that_leave_some_weight_are_warned_of(run: Any) -> None:
+    ran = run("--attn-mask m.npy", m=np.where(CAUSAL, 0, -100.0))
+    assert ran.out.startswith("full\n")
+    assert "--hide-below -100 counts them as hidden" in ran.err
+    ran = run("--attn-mask m.npy --hide-below -100")
+    assert ran.out.startswith("causal\n")
+    assert ran.err == ""
 
 
 def test_hidden_rows_are_suspected_of_being_transposed(run: Any) -> None:
@@ -162,7 +181,8 @@ def test_slopes_say_how_many_heads_there_are(run: Any) -> None:
 
 def test_a_bias_beyond_the_dtype_is_warned_of(run: Any) -> None:
     mask = np.where(CAUSAL, 0, -1e6)
-    ran = run("--attn-mask m.npy --save o.npy --as additive --dtype float16", m=mask)
+    words = "--attn-mask m.npy --hide-below -1e7 --save o.npy --as additive --dtype float16"
+    ran = run(words, m=mask)
     assert "28 visible cells are -inf in float16" in ran.err
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.attention.masks.build import MINUS_A_LOT, blocks_of
 from attncli.attention.masks.compare import distinct_heads
 from attncli.attention.masks.interval_mask import IntervalMask, SortedIntervals
 from attncli.attention.masks.mask import HeadMask, Mask, count_columns
@@ -20,6 +19,7 @@ from attncli.attention.masks.recognise import (
     recognise,
     recognise_mask,
 )
+from attncli.attention.masks.weightless import blocks_of
 from attncli.columns import column
 
 _MOST_VALUES = 16
@@ -68,10 +68,11 @@ class MaskAudit:
 
     Attributes:
         records: one per batch and head that are not equal to the others along their axis.
-        description: what the mask is as a whole, in words; where it holds finite values that
-            were probably meant to hide, in both readings.
+        description: what the mask is as a whole, in words; where rows hold nothing but values
+            that were probably meant to hide, in both readings.
         recognition: what it is as it stands.
-        lenient: what it is if values of −10,000 or less hide; None where it holds none.
+        lenient: what it is if the numbers that hide beside others hide also in rows of nothing
+            else; None where there are no such rows.
         added: the numbers that a mask file adds; None for none.
     """
 
@@ -93,12 +94,13 @@ def audit(mask: Mask, *, named: int = 10) -> MaskAudit:
     records = tuple(_record(*each, named) for each in found)
     recognition = combine(found)
     added = None if mask.added is None else _added_values(mask.added)
-    if added is None or added.minimum is None or added.minimum > MINUS_A_LOT:
+    line = mask.spared
+    if line is None:
         return MaskAudit(records, recognition.description, recognition, None, added)
-    # Whoever writes −10,000 or finfo.min into a mask means it to hide, which adding it does not.
-    lenient = recognise_mask(mask.hiding_below(MINUS_A_LOT))
+    # Rows of nothing but −10,000 or finfo.min: whoever writes that means to hide.
+    lenient = recognise_mask(mask.hiding_below(line))
     own = {(batch, head): part.description for batch, head, part in lenient.parts}
-    also = f"; with values of {MINUS_A_LOT:g} or less as hidden: "
+    also = f"; with values of {line:g} or less as hidden everywhere: "
     records = tuple(
         replace(one, description=f"{one.description}{also}{meant}")
         for one in records

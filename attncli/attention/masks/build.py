@@ -7,12 +7,13 @@ they are two integers per query. Padding files, segments and mask files stay wha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.attention.masks.mask import Mask, drop_page_cache
+from attncli.attention.masks.mask import Mask
 from attncli.attention.masks.positions import Placement, RealCells, place, read_documents
 from attncli.attention.masks.rules import (
     AdditiveMask,
@@ -24,28 +25,41 @@ from attncli.attention.masks.rules import (
     Rule,
     Segments,
 )
+from attncli.attention.masks.weightless import (
+    UNDERFLOW,
+    Reach,
+    blocks_of,
+    hide_weightless,
+    read_values,
+    rounded_down,
+)
 from attncli.attention.options import AttentionOptions, MaskTrue
-from attncli.attention.sizes import Sizes
+from attncli.attention.sizes import FLOAT64_CELLS, Sizes
 from attncli.errors import DataError, UsageError
-
-# Additive values at or below this are meant as "minus infinity": −10,000 is the smallest such
-# habit in use, and no honest bias comes near it.
-MINUS_A_LOT = -1e4
 
 # A window this wide is no window, and its distance to any position fits 64 bits.
 _WIDEST = 2**62
 
-_BLOCK_CELLS = 1 << 22
 _WHERE = "«attn_mask»"
 
 
-def build_mask(options: AttentionOptions, sizes: Sizes, placement: Placement | None = None) -> Mask:
+def build_mask(
+    options: AttentionOptions,
+    sizes: Sizes,
+    placement: Placement | None = None,
+    *,
+    itemsize: int | None = None,
+    reach: Reach = lambda needed: 0.0,
+) -> Mask:
     """Combine every visibility rule of the options for tensors of the given sizes.
 
     Args:
         options: what shapes the mask, and more.
         sizes: of the tensors.
         placement: where the queries stand; None for where the options say.
+        itemsize: bytes of a number of the arithmetic, which decides which numbers of a float mask
+            leave a key no weight at all; None for the arithmetic that these sizes usually have.
+        reach: see `hide_weightless`.
 
     Raises:
         UsageError: an option does not fit the sizes, or needs a query offset that is not given.
@@ -68,17 +82,21 @@ def build_mask(options: AttentionOptions, sizes: Sizes, placement: Placement | N
     if documents is not None:
         rules.append(Segments(documents.keys, documents.of_queries(positions)))
     if options.attn_mask is not None:
-        file, said = read_mask(options.attn_mask, options.mask_true, sizes)
+        file, said = read_mask(options, sizes)
         rules.append(file)
         warnings = [*said, *warnings]
-    return Mask(
+    mask = Mask(
         sizes=sizes,
         rules=tuple(rules),
         shift=None if placement is None else placement.shift,
         query_lengths=real.query_lengths,
         slopes=_slopes(options, sizes),
-        warnings=tuple(warnings),
     )
+    if mask.added is not None and options.hide_below is None:
+        size = itemsize or (8 if sizes.cells <= FLOAT64_CELLS else 4)
+        mask, said = hide_weightless(mask, UNDERFLOW[size], reach)
+        warnings += said
+    return replace(mask, warnings=tuple(warnings))
 
 
 def placement_of(options: AttentionOptions, sizes: Sizes) -> Placement | None:
@@ -183,27 +201,38 @@ def _positional(
 
 
 def read_mask(
-    given: NDArray[Any], mask_true: MaskTrue, sizes: Sizes
+    options: AttentionOptions, sizes: Sizes
 ) -> tuple[BooleanMask | AdditiveMask, list[str]]:
-    """The rule that an attention mask is, and what was assumed or looks like a mistake.
+    """The rule that the attention mask of the options is, and what was assumed or looks wrong.
 
     Raises:
         DataError: a shape that does not fit or is ambiguous, integers beyond 0 and 1, NaN or
             +inf, or `mask_true` "drop" beside a mask that is added.
     """
-    mask, shown = as_rank_4(given, sizes), mask_true is MaskTrue.KEEP
-    if mask.dtype == bool:
-        return BooleanMask(mask, shown), []
-    if mask.dtype.kind in "iu":
-        _refuse_other_integers(mask, _WHERE)
-        assumed = "integers 0 and 1 were taken as a boolean mask"
-        return BooleanMask(mask, shown), [f"{_WHERE}: {assumed}"]
+    assert options.attn_mask is not None  # whoever asks has one
+    mask, shown = as_rank_4(options.attn_mask, sizes), options.mask_true is MaskTrue.KEEP
+    if mask.dtype.kind in "biu":
+        said = []
+        if options.hide_below is not None:
+            said.append(f"«hide_below»: {_WHERE} is boolean, and has no numbers to be below it")
+        if mask.dtype != bool:
+            _refuse_other_integers(mask, _WHERE)
+            said.append(f"{_WHERE}: integers 0 and 1 were taken as a boolean mask")
+        return BooleanMask(mask, shown), said
     if mask.dtype.kind != "f":
         raise DataError(_WHERE, f"expected booleans, 0 and 1, or floats, got {mask.dtype}")
     if not shown:
         raise DataError(_WHERE, f"expected a boolean mask beside «mask_true», got {mask.dtype}")
-    lowest, said = _read_additive(mask)
-    return AdditiveMask(mask, lowest), said
+    values = read_values(mask)
+    said = []
+    if values.only_zero_one:
+        said.append(
+            f"{_WHERE}: a float mask is added to the logits, and this one holds only 0 and 1; "
+            "was a boolean mask meant?"
+        )
+    limit = -np.inf if options.hide_below is None else options.hide_below
+    hidden_below = float(rounded_down(limit, mask.dtype))
+    return AdditiveMask(mask, values.lowest, hidden_below, values.ranges), said
 
 
 def as_rank_4(mask: NDArray[Any], sizes: Sizes) -> NDArray[Any]:
@@ -256,15 +285,6 @@ def read_key_padding(padding: NDArray[Any], sizes: Sizes) -> tuple[NDArray[np.bo
     return keep != 0, said
 
 
-def blocks_of(mask: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """The rank-4 mask in blocks of whole rows, (rows, S_k), few enough to hold at once."""
-    for batch in mask:
-        for head in batch:
-            step = max(1, _BLOCK_CELLS // max(1, head.shape[-1]))
-            for start in range(0, len(head), step):
-                block = head[start : start + step]
-                yield block
-                drop_page_cache(block)
 
 
 def _refuse_other_integers(mask: NDArray[Any], where: str) -> None:
@@ -274,33 +294,3 @@ def _refuse_other_integers(mask: NDArray[Any], where: str) -> None:
             raise DataError(
                 where, f"expected integers 0 and 1 or a boolean or float mask, got {wrong[0]}"
             )
-
-
-def _read_additive(mask: NDArray[Any]) -> tuple[float, list[str]]:
-    """The least value of a float mask, and what it looks like that its author may not have meant.
-
-    Raises:
-        DataError: NaN or +inf among the values.
-    """
-    lowest, only_zero_one, any_one, hopeless_rows = np.inf, True, False, 0
-    for block in blocks_of(mask):
-        if np.isnan(block).any() or np.isposinf(block).any():
-            raise DataError(_WHERE, "expected finite values or -inf, got NaN or +inf")
-        lowest = min(lowest, float(block.min(initial=np.inf)))
-        only_zero_one = only_zero_one and bool(((block == 0) | (block == 1)).all())
-        any_one = any_one or bool((block == 1).any())
-        seen = block > -np.inf
-        hopeless_rows += int((seen.any(-1) & (~seen | (block <= MINUS_A_LOT)).all(-1)).sum())
-    said = []
-    if only_zero_one and any_one:
-        said.append(
-            f"{_WHERE}: a float mask is added to the logits, and this one holds only 0 and 1; "
-            "was a boolean mask meant?"
-        )
-    if hopeless_rows:
-        rows = "1 row holds" if hopeless_rows == 1 else f"{hopeless_rows} rows hold"
-        said.append(
-            f"{_WHERE}: {rows} nothing but values of {MINUS_A_LOT:g} or less; they are added "
-            "as they stand, which makes a row uniform or a plain softmax, never empty"
-        )
-    return lowest, said

@@ -170,11 +170,16 @@ class Mask:
         kept = [rule for rule in self.rules if not isinstance(rule, BooleanMask | AdditiveMask)]
         return replace(self, rules=(*kept, file) if file is not None else tuple(kept))
 
-    def hiding_below(self, limit: float) -> Mask:
-        """The same, in which added values at or below a limit count as hidden."""
+    def hiding_below(self, limit: float | Array) -> Mask:
+        """The same, in which added values at or below a limit, of all or each row, are hidden."""
         if not isinstance(self.file, AdditiveMask):
             return self
         return self.with_file(replace(self.file, hidden_below=limit))
+
+    @property
+    def spared(self) -> float | None:
+        """Added values up to it hide keys from some rows, and are all that others see."""
+        return self.file.spared if isinstance(self.file, AdditiveMask) else None
 
     def also(self, rule: Rule) -> Mask:
         """The same with one rule more."""

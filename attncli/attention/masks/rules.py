@@ -250,22 +250,52 @@ class AdditiveMask(Rule):
     Attributes:
         values: float (B | 1, H | 1, S_q | 1, S_k | 1).
         lowest: the least of them; +inf of none.
-        hidden_below: values at or below it hide the key; −inf as it stands.
+        hidden_below: values at or below it hide the key; −inf as it stands. Where rows differ in
+            it, (B | 1, H | 1, S_q, 1) in the dtype of the values.
+        ranges: (highest, lowest) of the finite ones, in ranges with gaps between, from the top.
+        spared: the highest number of rows that see none but such as hide elsewhere; None for no
+            such rows.
     """
 
     values: Array
     lowest: float
-    hidden_below: float = -np.inf
+    hidden_below: float | Array = -np.inf
+    ranges: tuple[tuple[float, float], ...] = ()
+    spared: float | None = None
 
     def cells(self, block: CellBlock) -> Array:
         """Where what is added is more than "hidden"."""
-        return block.of_file(self.values) > self.hidden_below
+        limit = self.hidden_below
+        return block.of_file(self.values) > (
+            limit if isinstance(limit, float) else block.of_file(limit)
+        )
 
     def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask | None:
         """Where it hides nothing, or is alike for all queries or for all keys."""
+        if not isinstance(self.hidden_below, float):
+            return self._two_kinds(batch, head, rows, k_len)
         if self.lowest > self.hidden_below:
             return IntervalMask.full(rows, k_len)
         return _alike(self, self.values, batch, head, rows, k_len)
+
+    def _two_kinds(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask | None:
+        """One row of numbers, which hides keys from the queries that see others.
+
+        A query from which nothing is hidden sees by the other rules nothing but those keys: to it
+        they are a document of their own.
+        """
+        limits = _of(_of(self.hidden_below, batch), head)[:rows, 0]
+        limit = limits.max(initial=-np.inf)
+        spared = np.isneginf(limits)
+        if self.values.shape[2] > 1 or not (spared | (limits == limit)).all():
+            return None
+        values = np.broadcast_to(_of(_of(self.values, batch), head)[0], k_len)
+        if spared.all():
+            return IntervalMask.of_keys(rows, values > -np.inf)
+        of_documents = IntervalMask.of_documents(
+            (values <= limit).astype(np.int64), spared.astype(np.int64)
+        )
+        return replace(of_documents, keep=values > -np.inf)
 
 
 def _alike(
