@@ -255,19 +255,9 @@ def read_keywords(given: Mapping[str, Any], without: Collection[str] = ()) -> At
             raise TypeError(f"expected one of {', '.join(allowed)}, got keyword {name!r}")
     present = {name: value for name, value in given.items() if value is not None}
     known = {name: _of_keyword(name, value) for name, value in present.items()}
-    refuse_without_mask(known)
+    if "hide_below" in known and "attn_mask" not in known:
+        raise UsageError("«hide_below»", "expected «attn_mask» beside it, got none")
     return AttentionOptions(**known)
-
-
-def refuse_without_mask(given: Collection[str]) -> None:
-    """Options that say something of a mask need one beside them.
-
-    Raises:
-        UsageError: there is none.
-    """
-    for name in ("mask_true", "hide_below"):
-        if name in given and "attn_mask" not in given:
-            raise UsageError(f"«{name}»", "expected «attn_mask» beside it, got none")
 
 
 def _of_keyword(name: str, value: Any) -> Any:

@@ -70,8 +70,8 @@ def mask(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> 
     --fail-on leak: the mask of --attn-mask shows a cell that --causal, a window, --segments or
     key padding beside it hides. Without any of these, one beyond the pattern nearest to it.
 
-    Additive values count as they stand: only -inf hides. Where -10000 or less was meant to, as
-    finfo.min is, the description tells both readings.
+    Additive values hide where they leave a key no weight at all beside its row's other keys, as
+    -10000 and finfo.min do. Rows of nothing else are described in both readings.
     """
     needs_torch = options.effect or options.scores is not None
     return "attncli.cli.mask_effect_run" if needs_torch else "attncli.cli.mask_run"

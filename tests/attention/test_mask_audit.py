@@ -191,7 +191,7 @@ def test_rows_of_nothing_but_minus_a_lot_are_told_in_both_readings() -> None:
     found = audit(file_mask(np.where(np.tri(4, k=-1, dtype=bool), 0, -1e4)))
     assert found.records[0].kept == 4 + 6
     assert found.lenient is not None
-    assert found.lenient.description == "causal at offset -1"
+    assert found.lenient.description == "causal (offset -1)"
     reading = f"with values of -10000 or less as hidden everywhere: {found.lenient.description}"
     assert found.description == f"{found.recognition.description}; {reading}"
     assert found.records[0].description == found.description

@@ -285,8 +285,6 @@ def read_key_padding(padding: NDArray[Any], sizes: Sizes) -> tuple[NDArray[np.bo
     return keep != 0, said
 
 
-
-
 def _refuse_other_integers(mask: NDArray[Any], where: str) -> None:
     for block in blocks_of(mask):
         wrong = block[(block != 0) & (block != 1)]

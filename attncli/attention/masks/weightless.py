@@ -207,7 +207,8 @@ def _by_row(mask: Mask, highest: float, limit: float) -> _AsTheyStand:
             added = np.where(seen, view.additive(rows), -np.inf).astype(np.float64)
             top = added.max(-1, initial=-np.inf)  # (rows,)
             # What is as low as finfo.min does not change by so little, but is not below itself.
-            under = np.minimum(top + limit, np.nextafter(top, -np.inf))
+            with np.errstate(over="ignore"):
+                under = np.minimum(top + limit, np.nextafter(top, -np.inf))
             limits[batch or 0, head or 0, rows, 0] = rounded_down(under, limits.dtype)
             low = (top < highest + limit) & (top > -np.inf)
             hopeless += int(low.sum())
