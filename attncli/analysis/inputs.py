@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,13 +11,17 @@ import torch
 
 from attncli.analysis.options import FileOptions, InputOptions
 from attncli.analysis.tensor_files import ROLES, FileGroup, groups_in
+from attncli.analysis.values import several
 from attncli.attention import qkv
 from attncli.attention.options import Layout, WeightsLayout
 from attncli.attention.steps import OutputProjection
 from attncli.errors import DataError, UsageError
 from attncli.files.limits import require_memory
-from attncli.files.roles import read_one
+from attncli.files.names import fits
+from attncli.files.reader import open_file
+from attncli.files.roles import read_one, split_name
 from attncli.files.tensor import doubts
+from attncli.files.text import listed, shown
 from attncli.files.torch_tensors import as_torch, torch_dtype
 
 RANDOM_OPTIONS = ("batch", "q_len", "k_len", "dk", "dv", "seed")
@@ -57,7 +62,7 @@ class Group:
         """One name for where the group came from: its file, or that of its queries or of X."""
         if self.source is not None:
             return self.source
-        found = self.described.get("q") or self.described["x"]
+        found = self.described.get("q") or self.described.get("qkv") or self.described["x"]
         return str(found["source"])
 
     @property
@@ -69,6 +74,11 @@ class Group:
     def is_projected(self) -> bool:
         """Whether Q, K and V were computed from X."""
         return "x" in self.described
+
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether Q, K and V are (B, H, S, d), whatever the order of what they came from."""
+        return self.is_projected or "qkv" in self.described or self.source == "random"
 
 
 def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
@@ -86,6 +96,8 @@ def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
     _refuse_useless(options, named)
     if any(getattr(options, name) is not None for name in PROJECTION_OPTIONS):
         return [_projected(options, named)]
+    if options.qkv is not None:
+        return _fused(options, options.qkv, named)
     if not options.files and not named:
         if not isinstance(options, InputOptions):
             raise UsageError("FILE", "expected files of Q and K, got none")
@@ -120,7 +132,7 @@ def _refuse_useless(options: FileOptions, named: dict[str, str]) -> None:
         if projected:
             problem = "expected nothing beside «x», got it; Q, K and V are split by «heads»"
             raise UsageError(f"«{name}»", problem)
-        if not options.files and not named:
+        if not options.files and not named and options.qkv is None:
             raise UsageError(f"«{name}»", "expected files beside it, got none")
 
 
@@ -209,16 +221,55 @@ def _complete(group: Group) -> Group:
     for role in ("q", "k"):
         if role not in group.tensors:
             got = ", ".join(group.tensors)
-            raise UsageError(f"«{role}»", f"expected q and k, got only {got}")
+            advice = "" if role == "q" else f"«qkv={group.source_name}» splits Q, K, V fused in one"
+            raise UsageError(f"«{role}»", f"expected q and k, got only {got}", advice)
     return group
+
+
+def _fused(options: FileOptions, spec: str, named: dict[str, str]) -> list[Group]:
+    """Q, K and V split from one tensor, or from every such tensor of a bundle."""
+    _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "«qkv»")
+    _refuse_others(options, named, "«qkv»")
+    if options.k_layout is not None:
+        raise UsageError("«k_layout»", "expected nothing beside «qkv», got it")
+    source, name = split_name(spec)
+    file = open_file(source)
+    specs = {"": spec}
+    if name is None and len(file.headers) > 1:
+        names = [str(one.name) for one in file.headers if fits(str(one.name), "qkv")]
+        specs = {re.sub(r"[./]?[^./]*$", "", one): f"{source}::{one}" for one in names}
+    if options.group and "" in specs:
+        raise UsageError("«group»", "expected a bundle with groups, got tensors without any")
+    groups = []
+    for group in several(options.group) or specs or [""]:
+        if specs and group not in specs:
+            raise DataError("«group»", f"expected one of {listed(specs)}, got {shown(group, 80)}")
+        whole = specs.get(group, spec)
+        tensor, warnings = read_tensor(whole, "«qkv»", options.dtype)
+        split = qkv.split_fused(tensor, options.layout, options.heads, options.kv_heads)
+        warnings += split[1]
+        if tensor.ndim < 4 and whole.lower().endswith("query_key_value"):
+            warnings.append(
+                f"{whole} is split as all of Q, then of K, then of V; models that name it so keep "
+                "those of each head together: then reshape it to (B, S, H, 3, d)"
+            )
+        groups.append(
+            Group(source, group, split[0], {"qkv": describe(whole, tensor)}, warnings=(*warnings,))
+        )
+    return groups
+
+
+def _refuse_others(options: FileOptions, named: dict[str, str], beside: str) -> None:
+    """Refuse Q, K and V of files beside what they are all made from."""
+    if options.files or named:
+        other = options.files[0] if options.files else f"«{next(iter(named))}»"
+        raise UsageError(other, f"expected no other Q, K or V beside {beside}, got one")
 
 
 def _projected(options: FileOptions, named: dict[str, str]) -> Group:
     """Q, K and V projected from X by weight files."""
     _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "«x»")
-    if options.files or named:
-        other = options.files[0] if options.files else f"«{next(iter(named))}»"
-        raise UsageError(other, "expected no other Q, K or V beside «x», got one")
+    _refuse_others(options, named if options.qkv is None else {"qkv": options.qkv}, "«x»")
     for name in ("x", "wq", "wk"):
         if getattr(options, name) is None:
             there = ", ".join(f"«{n}»" for n in PROJECTION_OPTIONS if getattr(options, n))

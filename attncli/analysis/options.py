@@ -28,6 +28,11 @@ class FileOptions:
     q: str | None = option(None, "The queries.", "FILE[::NAME]")
     k: str | None = option(None, "The keys.", "FILE[::NAME]")
     v: str | None = option(None, "The values.", "FILE[::NAME]")
+    qkv: str | None = option(
+        None,
+        "Q, K and V fused in one tensor: it is split, with «heads» where packed.",
+        "FILE[::NAME]",
+    )
     group: list[str] | None = option(None, "Analyse only these groups of a bundle.", "NAME")
     x: str | None = option(None, "Project X (S, d) or (B, S, d) first.", "FILE")
     wq: str | None = option(None, "W_Q for «x».", "FILE")

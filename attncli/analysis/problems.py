@@ -32,12 +32,11 @@ def problem_of(
         AttncliError: as `make_problem` does, naming the file where it names a role.
     """
     arguments = read_arguments(words, group.declared, group.place)
-    made_here = group.is_projected or group.source == "random"
     problem = checked_problem(
         group,
         arguments.options,
-        layout=Layout.BHSD if made_here else inputs.layout,
-        k_layout=None if made_here else inputs.k_layout,
+        layout=Layout.BHSD if group.is_laid_out else inputs.layout,
+        k_layout=None if group.is_laid_out else inputs.k_layout,
         heads=inputs.heads,
         kv_heads=inputs.kv_heads,
         precision=precision,

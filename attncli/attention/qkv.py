@@ -9,6 +9,8 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from attncli.attention.options import Layout
+from attncli.attention.sizes import PACKED, to_bhsd
 from attncli.errors import DataError, UsageError
 
 # The 4×3 example that the theory works through by hand; V is ours.
@@ -105,6 +107,76 @@ def project(
         split = packed.reshape(*packed.shape[:2], counts[name], -1)
         projected[name.removeprefix("w")] = split.transpose(1, 2)  # (B, H, S, d)
     return projected
+
+
+def split_fused(
+    fused: torch.Tensor, layout: Layout, heads: int | None, kv_heads: int | None
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Split one tensor that holds Q, K and V.
+
+    Args:
+        fused: (B, S, 3, H, d), as FlashAttention has it, or with the axis of 3 elsewhere:
+            (B, S, H, 3, d), (3, B, H, S, d) or (B, 3, H, S, d); without B one rank less. Or packed,
+            (B, S, H·d + 2·H_kv·d) or without B: first all of Q, then of K, then of V. Or
+            (B, S, 3, H·d).
+        layout: order of the other axes; B and S are exchanged for `sbhd` and `sbh`.
+        heads: H, which packed ones need.
+        kv_heads: H_kv; None means `heads`.
+
+    Returns:
+        "q", "k" and "v" as (B, H | H_kv, S, d), and what was taken for what, if that is doubtful.
+
+    Raises:
+        DataError: no axis of 3.
+        UsageError: packed ones without a number of heads, or with one that does not fit.
+    """
+    shape = tuple(fused.shape)
+    by_rows = layout in (Layout.SBHD, Layout.SBH)
+    unpacked, packed = (
+        (Layout.SBHD, Layout.SBH) if by_rows else (Layout.BSHD, Layout.BSH)
+    )  # with S before H
+    if fused.ndim in (2, 3):
+        return _split_packed(fused, packed, heads, kv_heads), []
+    likely = {4: (1, 0, 2), 5: (2, 3, 0, 1)}.get(fused.ndim, ())
+    threes = [axis for axis in likely if shape[axis] == 3]
+    if not threes:
+        raise DataError(
+            "«qkv»",
+            f"expected (B, S, 3, H, d), (S, 3, H, d) or packed heads, got {shape}",
+            "(B, S, 3·H·d) and (B, S, H·d + 2·H_kv·d) need «heads»",
+        )
+    axis, *others = threes
+    said = [
+        f"«qkv»: of {shape}, axis {axis} is taken as that of Q, K and V, though axis {other} is of "
+        "length 3 as well"
+        for other in others
+    ]
+    parts = dict(zip("qkv", fused.unbind(axis), strict=True))
+    if fused.ndim == 4 and axis == 2 and heads not in (None, shape[1]):
+        return {role: to_bhsd(part, role, packed, heads) for role, part in parts.items()}, said
+    before = axis < 2 and (axis, fused.ndim) != (1, 4)  # before both S and H
+    order = layout if before and layout not in PACKED else unpacked
+    return {role: to_bhsd(part, role, order, None) for role, part in parts.items()}, said
+
+
+def _split_packed(
+    fused: torch.Tensor, layout: Layout, heads: int | None, kv_heads: int | None
+) -> dict[str, torch.Tensor]:
+    """Q, K and V as (B, H, S, d) of one tensor that holds all of Q, then all of K and of V."""
+    shape = tuple(fused.shape)
+    if heads is None:
+        raise UsageError("«qkv»", f"expected «heads» beside it for packed heads {shape}, got none")
+    counts = {"q": heads, "k": kv_heads or heads, "v": kv_heads or heads}
+    total = sum(counts.values())
+    if min(counts.values()) < 1 or shape[-1] % total:
+        raise UsageError(
+            "«heads»",
+            f"expected H + 2·H_kv to divide the width {shape[-1]} of «qkv», got {total}",
+        )
+    width = shape[-1] // total
+    parts = torch.split(fused, [count * width for count in counts.values()], dim=-1)
+    named = zip(counts.items(), parts, strict=True)
+    return {role: to_bhsd(part, role, layout, count) for (role, count), part in named}
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -273,6 +273,104 @@ def test_what_would_fit_is_named_where_shapes_do_not_go_together(
     assert said in run("entropy", "q.npy", "k.npy", code=1).stderr
 
 
+FUSED = {
+    "bs3hd": (2, []),
+    "bsh3d": (3, []),
+    "3bhsd": (0, []),
+    "3bshd": (0, ["--layout", "bshd"]),
+    "b3hsd": (1, []),
+    "sb3hd": (2, ["--layout", "sbhd"]),
+}
+
+
+@pytest.mark.parametrize("form", FUSED)
+def test_fused_tensors_are_split(run: Run, files: Path, tensors: Tensors, form: str) -> None:
+    axis, words = FUSED[form]
+    alike = {"q": tensors["q"], "k": tensors["q"] + 1, "v": tensors["q"] - 2}
+    order = ["bhsd".index(letter) for letter in form.replace("3", "")]
+    laid = [array.transpose(order) for array in alike.values()]
+    np.save("f.npy", np.stack(laid, axis))
+    found = run("compute", "--qkv", "f.npy", *words, "-f", "json").json
+    assert_stages(found["data"], attention(**alike))
+    assert list(found["inputs"]) == ["qkv"]
+    if form[0] != "b":
+        return
+    np.save("one.npy", np.stack(laid, axis)[0])  # without B
+    alone = {name: array[:1] for name, array in alike.items()}
+    found = run("compute", "--qkv", "one.npy", *words, "-f", "json").json
+    assert_stages(found["data"], attention(**alone))
+
+
+def test_packed_fused_tensors_are_split(run: Run, files: Path, tensors: Tensors) -> None:
+    v = tensors["k"][:, :, :5] * 2
+    some = {"q": tensors["q"], "k": tensors["k"][:, :, :5], "v": v}
+    rows = [a.transpose(0, 2, 1, 3).reshape(2, 5, -1) for a in some.values()]
+    whole = np.concatenate(rows, -1)  # (B, S, H·d + 2·H_kv·d)
+    heads = ["--heads", "4", "--kv-heads", "2"]
+    expected = attention(**some)
+    for name, array, words in (
+        ("bsh", whole, []),
+        ("also bsh", whole, ["--layout", "bsh"]),
+        ("sbh", whole.transpose(1, 0, 2), ["--layout", "sbh"]),
+    ):
+        np.save("f.npy", array)
+        (
+            assert_stages(
+                run("compute", "--qkv", "f.npy", *heads, *words, "-f", "json").json["data"],
+                expected,
+            ),
+            name,
+        )
+    np.save("out.npy", expected["output"].transpose(0, 2, 1, 3).reshape(2, 5, -1))
+    np.save("f.npy", whole)
+    words = ["--qkv", "f.npy", *heads, "--layout", "bsh"]
+    run("check", *words, "--actual-output", "out.npy")
+    bundle = {f"l.{n}.attn.qkv": whole + n for n in range(2)}
+    np.savez("b.npz", **bundle, x=whole)
+    found = run("entropy", "--qkv", "b.npz", *heads, "-f", "json").json
+    assert {one["group"] for one in found["data"]} == {"l.0.attn", "l.1.attn"}
+    one = run("entropy", "--qkv", "b.npz", "--group", "l.1.attn", *heads, "-f", "json").json
+    assert one["data"] == [record for record in found["data"] if record["group"] == "l.1.attn"]
+    np.savez("n.npz", query_key_value=whole)
+    assert (
+        "reshape it to (B, S, H, 3, d)"
+        in run("entropy", "--qkv", "n.npz::query_key_value", *heads).stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("entropy f.npy", 2, "--qkv f.npy splits Q, K, V fused in one"),
+        ("entropy --qkv p.npy", 2, "--qkv: expected --heads beside it for packed heads (1, 6, 96)"),
+        ("entropy --qkv p.npy --heads 5", 2, "expected H + 2·H_kv to divide the width 96"),
+        ("entropy --qkv q.npy", 1, "--qkv: expected (B, S, 3, H, d), (S, 3, H, d) or packed heads"),
+        ("entropy --qkv f.npy q.npy", 2, "expected no other Q, K or V beside --qkv"),
+        ("entropy --qkv f.npy --x q.npy", 2, "--qkv: expected no other Q, K or V beside --x"),
+        ("entropy b.npz", 1, "If Q, K and V are fused in one, split it: --qkv b.npz::l.0.qkv"),
+        ("entropy --qkv c.npz", 2, "Say which: c.npz::NAME."),
+        ("entropy --qkv f.npy --group l.0", 2, "--group: expected a bundle with groups"),
+        ("entropy --qkv b.npz --group l.2", 1, "--group: expected one of l.0, l.1, got l.2"),
+        ("entropy --qkv f.npy --k-layout bhds", 2, "--k-layout: expected nothing beside --qkv"),
+    ],
+)
+def test_faults_of_fused_tensors(run: Run, files: Path, words: str, code: int, said: str) -> None:
+    np.save("f.npy", np.ones((1, 6, 3, 4, 8)))
+    np.save("p.npy", np.ones((1, 6, 96)))
+    np.savez("b.npz", **{f"l.{n}.qkv": np.ones((1, 6, 3, 4, 8)) for n in range(2)})
+    np.savez("c.npz", a=np.ones(2), b=np.ones(2))
+    assert said in run(*words.split(), code=code).stderr
+
+
+def test_which_axis_of_three_is_taken_is_said(run: Run, files: Path) -> None:
+    fused = np.random.default_rng(0).standard_normal((1, 6, 3, 3, 8))
+    np.save("f.npy", fused)
+    outcome = run("compute", "--qkv", "f.npy", "-f", "json")
+    q, k, v = (fused[:, :, n].transpose(0, 2, 1, 3) for n in range(3))
+    assert_stages(outcome.json["data"], attention(q, k, v))
+    assert "axis 2 is taken as that of Q, K and V, though axis 3 is of length 3" in outcome.stderr
+
+
 def test_more_heads_than_queries_is_worth_a_warning(run: Run, files: Path) -> None:
     np.save("wide.npy", np.ones((1, 8, 3, 4)))
     outcome = run("compute", "wide.npy", "wide.npy", "-f", "json")
