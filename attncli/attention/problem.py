@@ -38,7 +38,7 @@ class Problem:
         mask: which key each query sees, and what is added to its logit.
         scale: multiplies the scores, one number or one per query head.
         temperature: divides them.
-        softcap: c of c·tanh(x/c); None for none.
+        softcap: c of c·tanh(x/c), a normal number of `dtype`; None for none.
         sinks: float64 (H,), one logit per query head; None for none.
         dtype: what arithmetic is done in, float32 or float64.
         device: where it is done.
@@ -178,7 +178,7 @@ def make_problem(
         mask=mask,
         scale=scale,
         temperature=options.temperature,
-        softcap=options.softcap,
+        softcap=None if options.softcap is None else max(options.softcap, torch.finfo(dtype).tiny),
         sinks=_sinks(options, query_heads),
         dtype=dtype,
         device=choose_device(device),

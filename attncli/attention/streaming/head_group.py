@@ -57,7 +57,7 @@ class HeadGroup:
         heads: the heads, neighbours.
         queries: int64 (R,) on the host, indices of the queries, ascending.
         rows: the same on the device.
-        q: (G, R, d_k), as it came: only the rows in hand are cast and scaled.
+        q: (G, R, d_k), as it came: only the rows in hand are cast.
         keys: (G, d_k, S_k), contiguous, so that a tile of keys is a matrix ready to multiply with.
         values: (G, S_k, d_v); None where no output is asked for.
         scale: multiplies the scores: the problem's scale / temperature, (G, 1, 1) where each head
@@ -73,7 +73,7 @@ class HeadGroup:
         positions: the same on the device.
         positions_float: the same in the dtype of arithmetic, exact wherever there are keys nearby.
         by_interval: whether they alone say which cells are visible, and nothing is added to these.
-        may_be_nonfinite: whether logits may be NaN or infinite, so that each tile has to be looked
+        may_overflow: whether logits may be NaN or infinite, so that each tile has to be looked
             at.
         top_key: whether to note where the largest logit of each row stands.
         workers: how many threads share the rows.
@@ -97,7 +97,7 @@ class HeadGroup:
     positions: torch.Tensor | None
     positions_float: torch.Tensor | None
     by_interval: bool
-    may_be_nonfinite: bool
+    may_overflow: bool
     top_key: bool
     workers: int = 1
 
@@ -139,10 +139,34 @@ class HeadGroup:
         """
         return self.dtype == torch.float64
 
-    def scaled_queries(self, start: int, stop: int, unit: float = 1.0) -> torch.Tensor:
-        """(G, stop − start, d_k), in the dtype of arithmetic, times what goes before the tanh."""
-        factor = self.scale / (self.softcap or 1.0) * unit
-        return self.q[:, start:stop].to(self.device, self.dtype) * factor
+    @property
+    def shrink(self) -> float:
+        """A power of two that queries are multiplied by where products might overflow.
+
+        It rounds nothing, so that products that are equal stay equal.
+        """
+        if not self.may_overflow:
+            return 1.0
+        factor = float(torch.as_tensor(self.scale).abs().amax()) / (self.softcap or 1.0)
+        if not 0 < factor < 1:
+            return 1.0
+        return max(2.0 ** math.floor(math.log2(factor)), torch.finfo(self.dtype).tiny)
+
+    def shrunk_queries(self, start: int, stop: int) -> torch.Tensor:
+        """(G, stop − start, d_k), in the dtype of arithmetic."""
+        queries = self.q[:, start:stop].to(self.device, self.dtype)
+        return queries if self.shrink == 1.0 else queries * self.shrink
+
+    def factor(self, unit: float = 1.0) -> float | torch.Tensor:
+        """What products of these queries and keys are multiplied by before the tanh.
+
+        A number, or (G, 1, 1) where each head has its own.
+        """
+        largest = torch.finfo(self.dtype).max
+        factor = self.scale / (self.softcap or 1.0) * (unit / self.shrink)
+        if isinstance(factor, torch.Tensor):
+            return factor.clamp(-largest, largest)
+        return min(max(factor, -largest), largest)
 
     def relative_positions(self, block: RowBlock, key: int) -> torch.Tensor:
         """(rows,): how far each row stands to the right of a key, p − key."""
@@ -269,7 +293,7 @@ def make_group(
         positions=positions,
         positions_float=None if positions is None else problem.cast(positions),
         by_interval=hull.exact and mask.added is None,
-        may_be_nonfinite=_may_overflow(q, keys, scale / (problem.softcap or 1.0)),
+        may_overflow=_may_overflow(q, keys, scale / (problem.softcap or 1.0)),
         top_key=with_top_key or problem.dtype == torch.float64,
     )
 

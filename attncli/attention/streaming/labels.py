@@ -118,11 +118,11 @@ def _place_score(
     weight, seen = share.weight, share.seen
     if also is not None:
         weight, seen = (weight + also).clamp(max=1.0), seen + 1
-    even = seen / rows.outcomes.clamp(min=1)  # (R,)
+    even = seen.to(torch.float64) / rows.outcomes.clamp(min=1)  # (R,)
     counts = (even > 0) & (even < 1)
     if not bool(counts.any()):
         return None
-    means = torch.stack([weight[counts].mean(), even[counts].to(torch.float64).mean()])
+    means = torch.stack([weight[counts].mean(), even[counts].mean()])
     found, chance = float(means[0]), float(means[1])
     if math.isnan(found):
         return None

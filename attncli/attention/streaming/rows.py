@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ def finish_rows(group: HeadGroup, sums: TileSums) -> RowStatistics:
     sinks, keys = group.sinks, sums.seen.expand(sums.nonfinite.shape)
     empty = keys == 0
     merged = _merge_tiles(group, sums)
-    joined = merged if sinks is None else _join_sink(merged, sinks)
+    joined = merged if sinks is None else _join_sink(merged, sinks, sums.lost)
     shrink = exponential(merged.row_max - joined.row_max)  # 1 without a sink
     largest = shrink / (1 + joined.sum_exp_minus_1)
     spread = joined.sum_exp_shifted / (1 + joined.sum_exp_minus_1)
@@ -115,11 +115,11 @@ def finish_rows(group: HeadGroup, sums: TileSums) -> RowStatistics:
         effective_keys=torch.exp(entropy),
         max_weight=of_rows(largest),
         top_key=_top_key(sums, merged, empty),
-        max_logit=of_rows(merged.row_max.masked_fill(merged.lost, torch.nan)),
-        logsumexp=of_rows(merged.row_max + torch.log1p(merged.sum_exp_minus_1)),
+        max_logit=of_rows(merged.row_max.masked_fill(sums.lost & merged.vanished, torch.nan)),
+        logsumexp=of_rows(_logsumexp(sums, merged)),
         distance=None if merged.distance is None else of_rows(merged.distance * largest),
         sink_weight=None if sink_weight is None else of_rows(sink_weight),
-        nonfinite=sums.nonfinite | (torch.isneginf(merged.row_max) & ~empty),
+        nonfinite=sums.nonfinite | (merged.vanished & ~empty),
         row_max=joined.row_max,
         sum_exp_minus_1=joined.sum_exp_minus_1,
         empty=empty,
@@ -147,7 +147,7 @@ class _Merged:
         sum_exp_shifted: Σ e^(s − row_max)·(s − row_max).
         distance: Σ e^(s − row_max)·|p − j|; None where positions are not defined.
         best_tile: int64, index of the first tile that holds the largest logit.
-        lost: bool, whether every visible logit is NaN.
+        vanished: bool, whether no visible logit is above −inf.
     """
 
     row_max: torch.Tensor
@@ -155,7 +155,7 @@ class _Merged:
     sum_exp_shifted: torch.Tensor
     distance: torch.Tensor | None
     best_tile: torch.Tensor
-    lost: torch.Tensor
+    vanished: torch.Tensor
 
 
 def _merge_tiles(group: HeadGroup, sums: TileSums) -> _Merged:
@@ -170,7 +170,7 @@ def _merge_tiles(group: HeadGroup, sums: TileSums) -> _Merged:
         )
     )  # (T, G, R)
     row_max, best = tile_max.max(0)
-    finite_max = row_max.clamp(min=torch.finfo(sums.tile_max.dtype).min)
+    finite_max = row_max.clamp(min=torch.finfo(sums.tile_max.dtype).min * unit)
     shift = (reference - finite_max).clamp(min=-1e5)  # e^−1e5 is 0, and 0 · ∞ would be NaN
     shrink = exponential(shift)
     # What each tile's largest logit weighs, where its sum leaves it out. That of the best tile is
@@ -179,36 +179,45 @@ def _merge_tiles(group: HeadGroup, sums: TileSums) -> _Merged:
     shifted = (shrink * (shifted + shift * (sum_exp + apart))).sum(0)
     others = (shrink * apart).scatter(0, best[None], 0.0)
     minus_1 = (shrink * sum_exp + others).sum(0) - (0.0 if group.separate_max else 1.0)
-    hopeless = torch.isneginf(row_max)
+    minus_1 = minus_1.masked_fill(sums.lost, torch.nan)
+    vanished = torch.isneginf(row_max)
     distance = None if sums.distance_sum is None else (shrink * sums.distance_sum[tiles]).sum(0)
     return _Merged(
         row_max=row_max,
-        sum_exp_minus_1=minus_1.masked_fill(hopeless, torch.nan),
+        sum_exp_minus_1=minus_1.masked_fill(vanished, torch.nan),
         sum_exp_shifted=shifted,
         distance=distance,
         best_tile=best,
-        lost=hopeless & torch.isnan(sum_exp).any(0),
+        vanished=vanished,
     )
 
 
-def _join_sink(keys: _Merged, sinks: torch.Tensor) -> _Merged:
-    """Let one more outcome into the sums."""
+def _join_sink(keys: _Merged, sinks: torch.Tensor, lost: torch.Tensor) -> _Merged:
+    """Let one more outcome into the sums; where all keys are at −inf, it takes everything."""
     row_max = torch.maximum(keys.row_max, sinks)
     of_keys, of_sink = exponential(keys.row_max - row_max), exponential(sinks - row_max)
     above = keys.row_max - row_max
     behind = keys.sum_exp_minus_1 + of_sink
     in_front = of_keys * (1 + keys.sum_exp_minus_1)
     minus_1 = torch.where(keys.row_max >= sinks, behind, in_front)
+    alone = keys.vanished & ~lost
+    minus_1 = minus_1.masked_fill(alone, 0.0)
     shifted = of_keys * (keys.sum_exp_shifted + above.clamp(min=-1e5) * (1 + keys.sum_exp_minus_1))
     shifted = shifted + of_sink * (sinks - row_max).clamp(min=-1e5)
-    return _Merged(row_max, minus_1, shifted, keys.distance, keys.best_tile, keys.lost)
+    shifted = shifted.masked_fill(alone, 0.0)
+    return replace(keys, row_max=row_max, sum_exp_minus_1=minus_1, sum_exp_shifted=shifted)
+
+
+def _logsumexp(sums: TileSums, keys: _Merged) -> torch.Tensor:
+    found = keys.row_max + torch.log1p(keys.sum_exp_minus_1)
+    return found.masked_fill(keys.vanished & ~sums.lost, -torch.inf)
 
 
 def _top_key(sums: TileSums, merged: _Merged, empty: torch.Tensor) -> torch.Tensor | None:
     if sums.top_key is None:
         return None
     keys = sums.top_key[: sums.tiles].gather(0, merged.best_tile[None])[0]  # (G, R)
-    return keys.masked_fill(empty | merged.lost, -1)
+    return keys.masked_fill(empty | merged.vanished, -1)
 
 
 def _output(sums: TileSums, largest: torch.Tensor, empty: torch.Tensor) -> torch.Tensor | None:

@@ -104,7 +104,8 @@ def find_shares(group: HeadGroup, rows: RowStatistics, sink_keys: int) -> Shares
     if group.positions is None:
         return Shares(first, None, None, None)
 
-    near = _diagonals(group) if group.plain and group.in_a_row else _bands(group)
+    straight = group.plain and group.in_a_row and not group.may_overflow
+    near = _diagonals(group) if straight else _bands(group, rows)
     weights = _weights(near, rows, slice(None))  # (G, R, 2·LOCAL_WINDOW + 1)
     own, previous, everything = (
         slice(LOCAL_WINDOW, LOCAL_WINDOW + 1),
@@ -124,27 +125,29 @@ def _diagonals(group: HeadGroup) -> torch.Tensor:
     assert group.positions is not None
     length, k_len, width = len(group.queries), group.keys.shape[2], 2 * LOCAL_WINDOW + 1
     found = group.keys.new_full((len(group.heads), length, width), -torch.inf)
+    factor = group.factor()
+    factor = factor[..., 0] if isinstance(factor, torch.Tensor) else factor  # (G, 1)
     for start in range(0, length, DIAGONAL_ROWS):
         stop = min(start + DIAGONAL_ROWS, length)
-        queries = group.scaled_queries(start, stop).transpose(1, 2).contiguous()  # (G, d_k, rows)
+        queries = group.shrunk_queries(start, stop).transpose(1, 2).contiguous()  # (G, d_k, rows)
         position = int(group.positions[start])
         for step in range(width):
             key = position + step - LOCAL_WINDOW  # of the first row
             low, high = max(0, -key), min(stop - start, k_len - key)
             if low < high:
                 product = queries[:, :, low:high] * group.keys[:, :, key + low : key + high]
-                found[:, start + low : start + high, step] = product.sum(1)
+                found[:, start + low : start + high, step] = product.sum(1) * factor
     steps = torch.arange(-LOCAL_WINDOW, LOCAL_WINDOW + 1, device=group.device)
     keys = group.positions[:, None] + steps  # (R, 2·LOCAL_WINDOW + 1)
     first, stop_keys = group.bounds[..., None]
     return found.masked_fill_((keys < first) | (keys >= stop_keys), -torch.inf)
 
 
-def _bands(group: HeadGroup) -> torch.Tensor:
+def _bands(group: HeadGroup, rows: RowStatistics) -> torch.Tensor:
     """The same for any queries and anything that is done to the logits, block by block."""
 
     def band_of(block: RowBlock, work: Workspace) -> torch.Tensor:
-        return _band(group, block, work)
+        return _band(group, block, rows, work)
 
     blocks, workspace = list(_narrow_blocks(group)), lambda: Workspace.of(group)
     nothing = group.keys.new_empty(len(group.heads), 0, 2 * LOCAL_WINDOW + 1)
@@ -157,12 +160,13 @@ def _first_share(group: HeadGroup, rows: RowStatistics, sink_keys: int, work: Wo
     height = max(1, work.logits.numel() // max(1, min(count, TILE_KEYS) * len(group.heads)))
     for start in range(0, len(group.queries), height):
         block = RowBlock(start, min(start + height, len(group.queries)), ())
-        queries = group.scaled_queries(block.start, block.stop)
+        queries = group.shrunk_queries(block.start, block.stop)
         inside = slice(block.start, block.stop)
         for left in range(0, count, TILE_KEYS):
             tile = Tile(left, min(left + TILE_KEYS, count), True, True)
             logits, _ = work.tile(group, block.stop - block.start, tile.stop - tile.start)
-            score_tile(group, block, tile, queries, logits, work)
+            score_tile(group, block, tile, queries, group.factor(), logits, work)
+            _mark_lost(group, block, tile, rows, logits)
             part = _share(_weights(logits, rows, inside), rows, slice(None), inside)
             total.weight[:, inside] += part.weight
             total.seen[:, inside] += part.seen
@@ -170,7 +174,16 @@ def _first_share(group: HeadGroup, rows: RowStatistics, sink_keys: int, work: Wo
     return Share(total.weight.clamp(max=1.0).masked_fill(empty, torch.nan), total.seen)
 
 
-def _band(group: HeadGroup, block: RowBlock, work: Workspace) -> torch.Tensor:
+def _mark_lost(
+    group: HeadGroup, block: RowBlock, tile: Tile, rows: RowStatistics, logits: torch.Tensor
+) -> None:
+    """Make every visible logit NaN of rows whose weights are no numbers, the −inf among them."""
+    lost = torch.isnan(rows.sum_exp_minus_1[:, block.start : block.stop])
+    if group.may_overflow and bool(lost.any()):
+        logits.masked_fill_(lost[..., None] & group.visible(block, tile), torch.nan)
+
+
+def _band(group: HeadGroup, block: RowBlock, rows: RowStatistics, work: Workspace) -> torch.Tensor:
     assert group.positions is not None
     window = LOCAL_WINDOW
     steps = torch.arange(-window, window + 1, device=group.device)
@@ -180,10 +193,12 @@ def _band(group: HeadGroup, block: RowBlock, work: Workspace) -> torch.Tensor:
     shape = (len(group.heads), *keys.shape)
     if left >= right:
         return group.keys.new_full(shape, -torch.inf)
-    queries = group.scaled_queries(block.start, block.stop)
+    queries = group.shrunk_queries(block.start, block.stop)
     logits = group.keys.new_empty(shape[0], shape[1], right - left)
     index = (keys - left).clamp(0, right - left - 1).expand(shape)
-    score_tile(group, block, Tile(left, right, True, True), queries, logits, work)
+    tile = Tile(left, right, True, True)
+    score_tile(group, block, tile, queries, group.factor(), logits, work)
+    _mark_lost(group, block, tile, rows, logits)
     return logits.gather(2, index).masked_fill_((keys < left) | (keys >= right), -torch.inf)
 
 
@@ -245,26 +260,30 @@ def mass_of_block(
     first = block.tiles[0].start if block.tiles else 0
     width = block.tiles[-1].stop - first if block.tiles else 0
     mass = torch.zeros(len(group.heads), width, dtype=torch.float64, device=group.device)
-    queries = torch.zeros_like(mass, dtype=torch.int64)
+    seen_by = torch.zeros_like(mass, dtype=torch.int64)
     some = slice(block.start, block.stop)
     share = (1 / (1 + rows.sum_exp_minus_1[:, some])).masked_fill(rows.empty[:, some], 0.0)
+    share = share.masked_fill(torch.isnan(share), 1.0)  # where weights themselves are NaN
     share = share[:, None].to(group.dtype)  # (G, 1, rows)
     unit = LOG2_E if group.base2_logits else 1.0
     power = torch.exp2 if group.base2_logits else exponential
-    scaled = group.scaled_queries(block.start, block.stop, unit)
+    queries, factor = group.shrunk_queries(block.start, block.stop), group.factor(unit)
     row_max = (rows.row_max[:, some] * unit).masked_fill(rows.empty[:, some], 0.0)
     row_max = row_max[..., None].to(group.dtype)
     for tile in block.tiles:
         logits, weights = work.tile(group, block.stop - block.start, tile.stop - tile.start)
-        score_tile(group, block, tile, scaled, logits, work)
+        score_tile(group, block, tile, queries, factor, logits, work)
+        _mark_lost(group, block, tile, rows, logits)
         inside = slice(tile.start - first, tile.stop - first)
         hidden = None
-        if group.may_be_nonfinite or not group.by_interval:
+        if group.may_overflow:
+            hidden = ~group.visible(block, tile)
+        elif not group.by_interval:
             hidden = torch.isneginf(logits)
         power(logits.sub_(row_max), out=weights)
-        if hidden is not None and group.may_be_nonfinite:  # it gives nothing, NaN itself or not
+        if hidden is not None and group.may_overflow:  # it gives nothing, NaN itself or not
             weights.masked_fill_(hidden, 0.0)
         mass[:, inside] = torch.bmm(share.expand(len(weights), -1, -1), weights)[:, 0]
         if hidden is not None and not group.by_interval:
-            queries[:, inside] = (~hidden).sum(1)
-    return KeyMass(queries, mass)
+            seen_by[:, inside] = (~hidden).sum(1)
+    return KeyMass(seen_by, mass)

@@ -248,7 +248,7 @@ def _largest_logit(
     if not len(logits):
         return None, None
     row = int(logits.argmax())
-    if bool(torch.isnan(rows.max_logit[index, row])):
+    if bool(torch.isneginf(logits[row])):
         return None, None
     query = int(group.queries[row])
     if rows.top_key is not None:

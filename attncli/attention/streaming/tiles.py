@@ -42,6 +42,7 @@ class TileSums:
         top_key: index of the largest logit on the key axis; None if not asked for.
         seen: int64 (G | 1, R), visible keys so far.
         nonfinite: bool (G, R), whether a visible logit was NaN or infinite.
+        lost: bool (G, R), whether one was NaN or +inf, so that no weight of the row is a number.
         output: (G, R, d_v), relative to the last reference; None where there are no values.
         tiles: how many of the T tiles hold something.
     """
@@ -54,6 +55,7 @@ class TileSums:
     top_key: torch.Tensor | None
     seen: torch.Tensor
     nonfinite: torch.Tensor
+    lost: torch.Tensor
     output: torch.Tensor | None
     tiles: int = 0
 
@@ -76,6 +78,7 @@ class TileSums:
             top_key=top_key,
             seen=torch.zeros(1, rows, dtype=torch.int64, device=device),
             nonfinite=torch.zeros(heads, rows, dtype=torch.bool, device=device),
+            lost=torch.zeros(heads, rows, dtype=torch.bool, device=device),
             output=output,
         )
 
@@ -159,17 +162,18 @@ def sum_tiles(group: HeadGroup, block: RowBlock, work: Workspace) -> TileSums:
         work: buffers of at least G × rows × TILE_KEYS cells.
     """
     sums = TileSums.none_yet(group, block)
-    queries = group.scaled_queries(block.start, block.stop, LOG2_E if group.base2_logits else 1.0)
+    queries = group.shrunk_queries(block.start, block.stop)
+    factor = group.factor(LOG2_E if group.base2_logits else 1.0)
     power = torch.exp2 if group.base2_logits else exponential
     for tile in block.tiles:
         logits, weights = work.tile(group, block.stop - block.start, tile.stop - tile.start)
-        seen = score_tile(group, block, tile, queries, logits, work)
+        seen = score_tile(group, block, tile, queries, factor, logits, work)
         if isinstance(seen, torch.Tensor) and not bool(seen.any()):
             continue
         sums.seen = sums.seen + seen
         _subtract_maximum(group, sums, tile, logits, seen)
         power(logits, out=weights)
-        if group.may_be_nonfinite or not isinstance(seen, int):  # 0 · ∞ is NaN
+        if group.may_overflow or not isinstance(seen, int):  # 0 · ∞ is NaN
             logits.clamp_(min=torch.finfo(logits.dtype).min)
         torch.sum(logits.mul_(weights), -1, out=sums.sum_exp_shifted[sums.tiles])
         if sums.output is not None:
@@ -194,6 +198,7 @@ def score_tile(
     block: RowBlock,
     tile: Tile,
     queries: torch.Tensor,
+    factor: float | torch.Tensor,
     logits: torch.Tensor,
     work: Workspace,
 ) -> torch.Tensor | int:
@@ -203,14 +208,20 @@ def score_tile(
         group: the heads.
         block: the rows.
         tile: the keys.
-        queries: (G, rows, d_k), scaled.
+        queries: (G, rows, d_k).
+        factor: what the products are multiplied by; not the queries, or equal products would
+            become logits that differ by their rounding.
         logits: (G, rows, keys), to be overwritten.
         work: buffers.
 
     Returns:
         The visible keys of each row, int64 (G | 1, rows), or one int where nothing is hidden.
     """
-    torch.bmm(queries, group.keys[:, :, tile.start : tile.stop], out=logits)
+    keys = group.keys[:, :, tile.start : tile.stop]
+    if group.dtype == torch.float32 and isinstance(factor, float):
+        logits.baddbmm_(queries, keys, beta=0, alpha=factor)
+    else:  # of float64, libraries would multiply the operands
+        torch.bmm(queries, keys, out=logits).mul_(factor)
     if group.softcap is not None:
         logits.tanh_().mul_(group.softcap)
     if group.slopes is not None:
@@ -234,7 +245,7 @@ def _hide_by_interval(
         return width
     first, stop = group.intervals(block, tile)  # of each row, relative to the tile
     edges = work.edges(first, stop, width)
-    if group.may_be_nonfinite:  # NaN − ∞ is NaN
+    if group.may_overflow:  # NaN − ∞ is NaN
         logits.masked_fill_(torch.isneginf(edges), -torch.inf)
     else:
         logits += edges
@@ -250,10 +261,11 @@ def _subtract_maximum(
 ) -> None:
     """Note the largest logit of each row, and subtract the reference."""
     index, candidates = sums.tiles, logits
-    if group.may_be_nonfinite:
+    if group.may_overflow:
         hidden = tile.stop - tile.start - seen
         broken = torch.isnan(logits)
-        sums.nonfinite |= (broken | torch.isposinf(logits)).any(-1)
+        sums.lost |= (broken | torch.isposinf(logits)).any(-1)
+        sums.nonfinite |= sums.lost
         sums.nonfinite |= torch.isneginf(logits).sum(-1) > hidden
         candidates = torch.where(broken, -torch.inf, logits)
     tile_max, reference = sums.tile_max[index], sums.reference[index]
