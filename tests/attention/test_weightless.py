@@ -24,7 +24,7 @@ RNG = np.random.default_rng(0)
 
 
 def cells(options: AttentionOptions, sizes: Sizes, itemsize: int = 8) -> np.ndarray:
-    mask = build_mask(options, sizes, itemsize)
+    mask = build_mask(options, sizes, itemsize=itemsize)
     found = [
         [mask.head(b, h).cells(slice(None)) for h in range(sizes.heads)] for b in range(sizes.batch)
     ]
@@ -60,7 +60,7 @@ def test_a_key_is_hidden_where_its_row_has_one_that_leaves_it_no_weight(data: An
         top = np.where(shown, added, -np.inf).max(-1, keepdims=True)
         expected = shown & ~(added - top < UNDERFLOW[itemsize])
     np.testing.assert_array_equal(cells(options, sizes, itemsize), expected)
-    mask = build_mask(options, sizes, itemsize)
+    mask = build_mask(options, sizes, itemsize=itemsize)
     for b, h in np.ndindex(batch, heads):
         marginals = mask.head(b, h).marginals  # by intervals, where there are any
         np.testing.assert_array_equal(marginals.counts, expected[b, h].sum(-1))
