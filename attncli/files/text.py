@@ -16,11 +16,7 @@ def shown(text: str, limit: int = 200) -> str:
     bytes: none of them may reach a terminal as they are.
     """
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
-    return "".join(c if c.isprintable() else _escape(c) for c in cut)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
 
 
 def place(source: str) -> str:

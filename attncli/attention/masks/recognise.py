@@ -7,20 +7,16 @@ documents, and padding key by key last. Rules that do not show at the mask's siz
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Leak, distinct_heads, leak
 from attncli.attention.masks.fit import Nearest, complete, fit, nearest_of
-from attncli.attention.masks.mask import HeadMask
+from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.masks.patterns import Pattern, describe, merge, options_of
 from attncli.attention.options import AttentionOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from attncli.attention.masks.mask import Mask
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
