@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from attncli.errors import DataError, UsageError
 from attncli.files.atomic import atomic_path, folder
+from attncli.files.file_layout import FileLayout, Spec, npy_layout, safetensors_layout
 from attncli.files.limits import require_disk
-from attncli.files.placement import Placement, Spec, place_npy, place_safetensors
 from attncli.files.text import shown
 
 __all__ = ["TensorSaver", "atomic_path", "saved_format", "write_text"]
@@ -75,7 +75,7 @@ class TensorSaver:
         self._target = target
         self._kind = saved_format(target, len(tensors))
         self._specs = {name: Spec.of(shape, dtype) for name, (shape, dtype) in tensors.items()}
-        self._placements = _placements(self._kind, self._specs)
+        self._layouts = _layouts(self._kind, self._specs)
         self._places: dict[str, tuple[Path, int]] = {}
         self._stack = contextlib.ExitStack()
 
@@ -90,15 +90,15 @@ class TensorSaver:
             if self._kind == ".npz":
                 self._begin_archive(stack, target)
             else:
-                for name, placement in self._placements.items():
+                for name, layout in self._layouts.items():
                     path = target / name if self._kind == "folder" else target
-                    self._begin(stack.enter_context(atomic_path(path)), placement)
+                    self._begin(stack.enter_context(atomic_path(path)), layout)
             self._stack = stack.pop_all()
         return self
 
     def _room(self) -> int:
         """Bytes on disk at the most: each member of an archive is there twice for a moment."""
-        sizes = [placement.size for placement in self._placements.values()]
+        sizes = [layout.size for layout in self._layouts.values()]
         return sum(sizes) + (max(sizes, default=0) if self._kind == ".npz" else 0)
 
     def _begin_archive(self, stack: contextlib.ExitStack, target: Path) -> None:
@@ -106,19 +106,19 @@ class TensorSaver:
         archive = stack.enter_context(atomic_path(target))
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=".", dir=archive.parent))
         # Numbered, since a member's name need not be one that a file can have.
-        parts = {name: Path(scratch, str(n)) for n, name in enumerate(self._placements)}
+        parts = {name: Path(scratch, str(n)) for n, name in enumerate(self._layouts)}
         for name, part in parts.items():
             part.touch()
-            self._begin(part, self._placements[name])
+            self._begin(part, self._layouts[name])
         # Runs before the archive is renamed, and undoes it on failure.
         stack.push(lambda kind, *_: _pack(archive, parts) if kind is None else None)
 
-    def _begin(self, path: Path, placement: Placement) -> None:
+    def _begin(self, path: Path, layout: FileLayout) -> None:
         """Fill a file with everything but the data."""
         with path.open("r+b") as file:
-            file.write(placement.head)
-            _reserve(file, placement.size)
-        for name, offset in placement.offsets.items():
+            file.write(layout.head)
+            _reserve(file, layout.size)
+        for name, offset in layout.offsets.items():
             self._places[name] = path, offset
 
     def write(self, name: str, index: Any, block: NDArray[Any]) -> None:
@@ -174,12 +174,12 @@ def saved_format(target: str, count: int) -> str:
     return suffix
 
 
-def _placements(kind: str, specs: Mapping[str, Spec]) -> dict[str, Placement]:
+def _layouts(kind: str, specs: Mapping[str, Spec]) -> dict[str, FileLayout]:
     """What stands where in each file, by its name in a folder or an archive."""
     if kind == ".safetensors":
-        return {"": place_safetensors(specs)}
+        return {"": safetensors_layout(specs)}
     named = _file_name if kind == "folder" else "{}.npy".format
-    return {named(name): place_npy(name, spec) for name, spec in specs.items()}
+    return {named(name): npy_layout(name, spec) for name, spec in specs.items()}
 
 
 def _file_name(name: str) -> str:

@@ -1,6 +1,6 @@
 """Where everything stands in a file of tensors, known before any of the data are.
 
-Each placement is the bytes before the data and the place of each tensor behind them, so that
+Each layout is the bytes before the data and the place of each tensor behind them, so that
 tensors can be written in any order, block by block.
 """
 
@@ -52,7 +52,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class FileLayout:
     """One file.
 
     Attributes:
@@ -66,13 +66,13 @@ class Placement:
     offsets: dict[str, int]
 
 
-def place_npy(name: str, spec: Spec) -> Placement:
+def npy_layout(name: str, spec: Spec) -> FileLayout:
     """Lay out a .npy file of one tensor."""
     header = _npy_header(spec)
-    return Placement(header, len(header) + spec.nbytes, {name: len(header)})
+    return FileLayout(header, len(header) + spec.nbytes, {name: len(header)})
 
 
-def place_safetensors(specs: Mapping[str, Spec]) -> Placement:
+def safetensors_layout(specs: Mapping[str, Spec]) -> FileLayout:
     """Lay out a safetensors file: the widest elements first, so that all data are aligned."""
     header: dict[str, Any] = {}
     places, end = {}, 0
@@ -86,7 +86,7 @@ def place_safetensors(specs: Mapping[str, Spec]) -> Placement:
     text += b" " * (-len(text) % 8)
     head = struct.pack("<Q", len(text)) + text
     offsets_of = {name: len(head) + place for name, place in places.items()}
-    return Placement(head, len(head) + end, offsets_of)
+    return FileLayout(head, len(head) + end, offsets_of)
 
 
 def _npy_header(spec: Spec) -> bytes:
