@@ -100,7 +100,7 @@ def mask(
     known = read_keywords(options, without=SOFTMAX)
     said = {"batch": batch, "heads": heads, "q_len": q_len, "k_len": k_len}
     built = build_mask(known, sizes_of(known, said))
-    judged = audit(built)
+    judged = audit(built, known)
     return AuditedMask(
         description=judged.description,
         options=judged.recognition.options,

@@ -187,7 +187,7 @@ def prepare(options: MaskOptions, words: AttentionWords, output: OutputOptions) 
         scores = read_one(options.scores, "«scores»")[0].array
     mask = build_mask(arguments.options, sizes_of(arguments.options, said, scores))
     printer.warn(mask.warnings)
-    judged, leaks = audit(mask), None
+    judged, leaks = audit(mask, arguments.options), None
     if "leak" in several(options.fail_on):
         if arguments.options.attn_mask is None:
             raise UsageError("--fail-on leak", "expected --attn-mask beside it, got none")

@@ -370,3 +370,35 @@ def test_a_large_file_is_never_held_in_memory(tmp_path: Path) -> None:
     if not Path("/proc/self/status").exists():
         pytest.skip("needs /proc")
     assert int(process(code).splitlines()[-1]) < 150 * 1024
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "--q-len 1 --k-len 16 --causal --query-offset bottom-right",
+            "causal (bottom-right, offset 15); here the same as: full",
+        ),
+        (
+            "--q-len 1 --k-len 16 --key-lengths 8 --causal --left-window 3 "
+            "--query-offset bottom-right",
+            "causal (offset 7) with a window of 3 keys to the left (4 with the query's own); key "
+            "padding, length 8; here the same as: window of 11 keys to the left and all keys to "
+            "the right (bottom-right, offset 15); key padding, length 8",
+        ),
+        ("--k-len 6 --causal --right-window 2", "causal"),
+        ("--k-len 6 --causal --prefix 0", "causal"),
+        (
+            "--attn-mask tri.npy --causal --left-window 9",
+            "causal; asked for beside the file: causal with a window of 9 keys to the left "
+            "(10 with the query's own)",
+        ),
+        (
+            "--k-len 4 --causal --segments 5,5,5,5",
+            "causal; one packed document: segments 0–3; here the same as: causal",
+        ),
+    ],
+)
+def test_what_is_asked_for_is_said_where_it_does_not_show(run: Any, words: str, said: str) -> None:
+    ran = run(f"{words} -f json", tri=np.tri(6, dtype=bool))
+    assert ran.document["data"][0]["description"] == said

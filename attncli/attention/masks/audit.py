@@ -16,10 +16,12 @@ from attncli.attention.masks.recognise import (
     MaskRecognition,
     Recognition,
     combine,
+    described,
     recognise,
     recognise_mask,
 )
 from attncli.attention.masks.weightless import blocks_of
+from attncli.attention.options import AttentionOptions
 from attncli.columns import column
 
 _MOST_VALUES = 16
@@ -83,13 +85,30 @@ class MaskAudit:
     added: AddedValues | None
 
 
-def audit(mask: Mask, *, named: int = 10) -> MaskAudit:
+def audit(mask: Mask, options: AttentionOptions | None = None, *, named: int = 10) -> MaskAudit:
     """Count and describe every batch and head of a mask.
 
     Args:
         mask: on the host; without a mask file its size costs nothing, since no cell is built.
+        options: that it was built of, to tell what they ask for also where it does not show;
+            None to go by the cells alone.
         named: how many empty rows and unused keys to name.
     """
+    judged = _of_cells(mask, named)
+    if options is None:
+        return judged
+    options_of = {(batch, head): one.options for batch, head, one in judged.recognition.parts}
+    records = tuple(
+        replace(one, description=described(mask, options, one.description, of_part))
+        for one in judged.records
+        for of_part in [options_of[one.batch, one.head]]
+    )
+    said = described(mask, options, judged.description, judged.recognition.options)
+    return replace(judged, records=records, description=said)
+
+
+def _of_cells(mask: Mask, named: int) -> MaskAudit:
+    """What is visible, whoever asked for it."""
     found = [(*each, recognise(each[2])) for each in distinct_heads(mask)]
     records = tuple(_record(*each, named) for each in found)
     recognition = combine(found)

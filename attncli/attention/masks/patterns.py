@@ -28,7 +28,7 @@ class Pattern:
         kept: number of keys that `lowest` hides from no query.
         highest: last visible diagonal; the query offset, where it is causal.
         prefix: number of keys that every query sees despite `highest`.
-        position: query offset, where documents or dilation need one.
+        position: query offset, where documents or dilation need one, or where it is known.
         dilation: from one visible key to the next.
         length: number of real keys.
         keep: bool (S_k,), True = real key, where a length does not say it.
@@ -109,7 +109,7 @@ class Pattern:
     @property
     def offset(self) -> int | None:
         """Where query 0 stands, of the offsets with these cells the one most likely meant."""
-        if self.documented:
+        if self.position is not None:
             return self.position
         if self.lowest is None:
             return self.highest

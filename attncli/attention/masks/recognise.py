@@ -15,7 +15,8 @@ from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Leak, distinct_heads, leak
 from attncli.attention.masks.fit import Nearest, complete, fit, nearest_of
 from attncli.attention.masks.mask import HeadMask, Mask
-from attncli.attention.masks.patterns import Pattern, describe, merge, options_of
+from attncli.attention.masks.patterns import Option, Pattern, describe, merge, options_of
+from attncli.attention.masks.positions import read_documents
 from attncli.attention.options import AttentionOptions
 
 
@@ -92,6 +93,64 @@ def recognise_mask(mask: Mask) -> MaskRecognition:
     """
     found = distinct_heads(mask)
     return combine([(batch, head, view, recognise(view)) for batch, head, view in found])
+
+
+def described(mask: Mask, options: AttentionOptions, said: str, found: Option) -> str:
+    """What a mask is, in words that leave out nothing that its options ask for.
+
+    Args:
+        mask: on the host, built of the options.
+        options: what was asked for.
+        said: what the mask is by its cells alone.
+        found: the options that build these; None if none do.
+    """
+    asked = describe(merge([_asked(options, mask, batch) for batch in _batches(mask)]))
+    padding = {"key_lengths", "key_padding"} & (found or {}).keys()
+    for name in ("causal", "left_window", "right_window", *_LOOSER, *_PADDING, "segments"):
+        value = getattr(options, name)
+        nothing = value is None or value is False or (name in _LOOSER and value == _LOOSER[name])
+        told = name in (found or {}) or (name in _PADDING and padding) or asked == said
+        if nothing or told:
+            continue
+        if options.attn_mask is not None:
+            return f"{said}; asked for beside the file: {asked}"
+        return asked if found is None else f"{asked}; here the same as: {said}"
+    return said
+
+
+# Options that change nothing at these values.
+_LOOSER = {"sink_window": 0, "prefix": 0, "dilation": 1}
+_PADDING = ("key_lengths", "key_padding")
+
+
+def _batches(mask: Mask) -> range:
+    return range(mask.sizes.batch if mask.differs(0) else 1)
+
+
+def _asked(options: AttentionOptions, mask: Mask, batch: int) -> Pattern:
+    """The pattern that the options ask for in one batch, whatever of it shows."""
+    sizes, offset = mask.sizes, None
+    if mask.offset is not None and options.needs_positions:
+        offset = int(mask.offset[batch if len(mask.offset) > 1 else 0])
+    ends = [0] if options.causal else []
+    ends += [] if options.right_window is None else [options.right_window]
+    documents = read_documents(options, sizes)
+    keys = None if documents is None else documents.keys
+    padded = None if options.key_padding is None else mask.real_keys(batch)
+    lengths = options.key_lengths
+    return Pattern(
+        q_len=sizes.q_len,
+        k_len=sizes.k_len,
+        lowest=None if options.left_window is None else (offset or 0) - options.left_window,
+        kept=options.sink_window or None,
+        highest=(offset or 0) + min(ends) if ends else None,
+        prefix=options.prefix or None,
+        position=offset,
+        dilation=options.dilation if options.dilation != 1 else None,
+        length=None if lengths is None or padded is not None else lengths[batch % len(lengths)],
+        keep=padded,
+        ids=None if keys is None else keys[batch % len(keys)],
+    )
 
 
 def undeclared_leaks(mask: Mask, recognition: MaskRecognition, named: int = 10) -> list[Leak]:
