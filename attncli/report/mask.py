@@ -16,7 +16,7 @@ from attncli.attention.masks.audit import (
     cell_counts,
     place,
 )
-from attncli.attention.masks.compare import Cell, Comparison, Leak
+from attncli.attention.masks.compare import Cell, Leak, MaskComparison
 from attncli.attention.masks.mask import Mask
 from attncli.attention.masks.rules import BooleanMask
 from attncli.columns import Column, columns_of
@@ -75,7 +75,7 @@ def mask_tables(
 
 
 def comparison_tables(
-    found: Comparison, cells: Sequence[Record], against: str, printer: Printer
+    found: MaskComparison, cells: Sequence[Record], against: str, printer: Printer
 ) -> Iterator[RenderableType]:
     """How many cells differ, and the first of them."""
     if not found.differing and not found.bias_differing:

@@ -46,7 +46,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class MaskComparison:
     """Where two masks differ; cells along axes on which both are alike count once.
 
     Attributes:
@@ -83,7 +83,7 @@ class Leak:
     first: tuple[Cell, ...]
 
 
-def compare(a: Mask, b: Mask, limit: int = 10) -> Comparison:
+def compare(a: Mask, b: Mask, limit: int = 10) -> MaskComparison:
     """Compare two masks for the same S_q and S_k, over the queries that are real in both.
 
     Args:
@@ -105,7 +105,7 @@ def compare(a: Mask, b: Mask, limit: int = 10) -> Comparison:
             biased += sum(int(_other_bias(one, other, *block).sum()) for block in blocks)
     # No more than there are: the walk ends with the last of them.
     named = islice(differing_cells(a, b), min(limit, only_a + only_b + biased))
-    return Comparison(cells, only_a, only_b, biased, tuple(named))
+    return MaskComparison(cells, only_a, only_b, biased, tuple(named))
 
 
 def differing_cells(a: Mask, b: Mask) -> Iterator[Cell]:
