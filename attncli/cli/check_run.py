@@ -217,8 +217,9 @@ def _command_words(
     for name in declared:
         if name in changes and changes[name] is None:
             changes[name] = _undone(name, problem)
-    if changes.get("prefix") is not None:
-        changes.pop("causal")
+            if name == "prefix" and "causal" in changes:  # that all is seen undoes both
+                del changes["causal"]
+                changes[name] = problem.sizes.k_len
     if "attn_mask" in changes:
         changes["mask_true"] = None
     words = ["attncli", "check"]
@@ -240,9 +241,11 @@ def _undone(name: str, problem: Problem) -> Any:
         "softcap": _NO_SOFTCAP,
         "sinks": (_NO_SINK,) * sizes.heads,
         "key_lengths": sizes.k_len,
-        "prefix": sizes.k_len,
+        "prefix": 0,
         "sink_window": 0,
         "dilation": 1,
+        "segments": (0,) * sizes.k_len,
+        "alibi_slopes": (0.0,) * sizes.heads,
         "left_window": sizes.q_len + sizes.k_len + away,
         "right_window": sizes.q_len + sizes.k_len + away,
     }[name]

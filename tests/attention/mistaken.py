@@ -33,6 +33,10 @@ class Draw:
     left: int | None = None
     right: int | None = None
     kept: int | None = None  # first keys that the left window does not hide
+    prefix: int | None = None
+    step: int | None = None  # of a dilated window
+    documents: tuple[int, ...] | None = None  # (S_k,)
+    sloped: bool = False  # ALiBi
     key_lengths: tuple[int, ...] | None = None
     keep: torch.Tensor | None = None  # bool (B | 1, 1 | H, S_q, S_k), True = may attend
     drop: bool = False  # the mask is handed over as True = hidden
@@ -62,6 +66,10 @@ class Draw:
             left_window=self.left,
             right_window=self.right,
             sink_window=self.kept,
+            prefix=self.prefix,
+            dilation=self.step,
+            segments=None if self.documents is None else np.array(self.documents),
+            alibi=self.sloped,
             key_lengths=self.key_lengths,
             attn_mask=mask,
             mask_true=MaskTrue.DROP if self.drop else MaskTrue.KEEP,
@@ -81,16 +89,40 @@ def visible(draw: Draw) -> torch.Tensor:
     j = torch.arange(k_len)[None]
     seen = torch.ones(batch, heads, q_len, k_len, dtype=torch.bool)
     if draw.causal:
-        seen &= j <= p
+        seen &= (j <= p) | (j < (draw.prefix or 0))
     if draw.left is not None:
         seen &= (j >= p - draw.left) | (j < (draw.kept or 0))
     if draw.right is not None:
         seen &= j <= p + draw.right
+    if draw.step is not None:
+        seen &= (p - j) % draw.step == 0
+    if draw.documents is not None:
+        ids = torch.tensor(draw.documents)
+        seen &= (p >= 0) & (p < k_len) & (ids[p.clamp(0, k_len - 1)] == ids[j])
     if draw.key_lengths is not None:
         seen &= (j < torch.tensor(draw.key_lengths)[:, None])[:, None, None]
     if draw.keep is not None:
         seen &= draw.keep
     return seen
+
+
+def slopes(heads: int) -> torch.Tensor:
+    """The slopes of ALiBi, (H, 1, 1): a power of two first, what is missing from the next one."""
+    power = 2 ** int(math.log2(heads))
+    first = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    second = [2 ** (-4 * h / power) for h in range(1, 2 * power + 1, 2)]
+    return torch.tensor([*first, *second][:heads])[:, None, None]
+
+
+def turned(x: torch.Tensor, positions: torch.Tensor, *, pairs: bool, base: float) -> torch.Tensor:
+    """Rotary embedding by complex numbers: neighbours are a pair, or both halves are."""
+    half = x.shape[-1] // 2
+    angle = positions[:, None] * base ** (-torch.arange(half) / half)  # (S, d / 2)
+    parts = (x[..., ::2], x[..., 1::2]) if pairs else (x[..., :half], x[..., half:])
+    spun = torch.complex(*parts) * torch.polar(torch.ones_like(angle), angle)
+    if pairs:
+        return torch.view_as_real(spun).flatten(-2)
+    return torch.cat([spun.real, spun.imag], -1)
 
 
 def attend(draw: Draw, **twist: Any) -> Found:
@@ -101,13 +133,25 @@ def attend(draw: Draw, **twist: Any) -> Found:
     keys, values = k[:, key_heads], v[:, value_heads]
     if twist.get("exchanged"):
         q, keys = keys, q
+    if "rotary" in twist:
+        p = torch.arange(q.shape[2]) + (draw.offset or 0)
+        q = turned(q, twist.get("sign", 1) * p.float(), **twist["rotary"])
+        j = torch.arange(keys.shape[2])
+        keys = turned(keys, twist.get("sign", 1) * j.float(), **twist["rotary"])
     scores = torch.einsum("bhid,bhjd->bhij", q, keys)
-    logits = scores * draw.scale
+    logits = scores * (1.0 if "late" in twist else draw.scale)
     seen = twist.get("seen", visible(draw))
     bias = 0.0 if draw.added is None else draw.added
     if draw.softcap is not None and not twist.get("cap_late"):
         logits = draw.softcap * torch.tanh(logits / draw.softcap)
     logits = logits + bias
+    if draw.sloped:
+        p = torch.arange(q.shape[2])[:, None] + (draw.offset or 0)
+        logits = logits - slopes(draw.heads) * (p - torch.arange(keys.shape[2])).abs()
+    if "fill" in twist:
+        seen = seen & (logits > -math.inf)
+        logits = torch.where(seen, logits, twist["fill"])
+        seen = torch.ones_like(seen)
     hidden = logits.masked_fill(~seen, -math.inf)
     if twist.get("cap_late"):
         hidden = draw.softcap * torch.tanh(hidden / draw.softcap)
@@ -115,7 +159,7 @@ def attend(draw: Draw, **twist: Any) -> Found:
     weights, logsumexp = _softmax(draw, logits, hidden, seen, twist.get("softmax", "keys"))
     if twist.get("averaged"):
         weights = weights.mean(1, keepdim=True).expand(weights.shape)
-    weights = weights * twist.get("dropped", 1.0)
+    weights = weights * twist.get("dropped", 1.0) * twist.get("late", 1.0)
     return {"output": weights @ values, "weights": weights, "logsumexp": logsumexp}
 
 
@@ -296,6 +340,22 @@ def _packed(draw: Draw) -> Iterator[Found]:
         yield attend(replace(draw, q=q, k=k, v=v))
 
 
+_WAYS = [{"pairs": pairs, "base": base} for pairs in (False, True) for base in (1e4, 5e5)]
+
+
+def _rotary(sign: int) -> Callable[[Draw], Iterator[Found]]:
+    return lambda draw: iter([attend(draw, rotary=way, sign=sign) for way in _WAYS])
+
+
+def _late_scale(draw: Draw) -> Iterator[Found]:
+    yield attend(draw, late=draw.scale)
+
+
+def _base_2(draw: Draw) -> Iterator[Found]:
+    found = attend(draw)
+    yield found | {"logsumexp": found["logsumexp"] / math.log(2)}
+
+
 def _dropout(draw: Draw) -> Iterator[Found]:
     p = float(draw.random.uniform(0.1, 0.5))
     shape = (*draw.q.shape[:3], draw.k.shape[2])
@@ -321,7 +381,8 @@ MADE: dict[str, Callable[[Draw], Iterator[Found]]] = {
     "scale:dk": _scaled(lambda d: 1 / d.q.shape[-1]),
     "scale:squared": _scaled(lambda d: d.scale**2),
     "scale:fitted": _scaled(lambda d: d.scale * float(d.random.uniform(0.3, 3))),
-    "causal:missing": _changed(causal=False),
+    "scale:after-softmax": _late_scale,
+    "causal:missing": _changed(causal=False, prefix=None),
     "causal:added": _added_causal,
     "offset:top-left": _top_left,
     "offset:bottom-right": _bottom_right,
@@ -329,12 +390,19 @@ MADE: dict[str, Callable[[Draw], Iterator[Found]]] = {
     "offset:+1": _moved(1),
     "window:-1": _window(-1),
     "window:+1": _window(1),
-    "window:missing": _changed(left=None, right=None, kept=None),
+    "window:missing": _changed(left=None, right=None, kept=None, step=None),
     "sink-window:missing": _changed(kept=None),
+    "prefix:missing": _changed(prefix=None),
+    "dilation:missing": _changed(step=None),
+    "segments:missing": _changed(documents=None),
+    "alibi:missing": _changed(sloped=False),
+    "alibi:added": _changed(sloped=True),
     "mask:inverted": _inverted,
     "mask:as-boolean": _as_boolean,
     "mask:as-additive": _as_additive,
     "mask:missing": _changed(keep=None, added=None),
+    "mask:fill-zero": _twisted({"fill": 0.0}, {"fill": 1e-9}),
+    "mask:after-softmax": _twisted({"softmax": "before the mask"}),
     "padding:queries": _on_queries,
     "padding:ignored": _changed(key_lengths=None),
     "softcap:missing": _changed(softcap=None),
@@ -352,6 +420,9 @@ MADE: dict[str, Callable[[Draw], Iterator[Found]]] = {
     "sinks:missing": _changed(sinks=None),
     "sinks:renormalised": _changed(sinks=None),
     "qk:exchanged": _twisted({"exchanged": True}),
+    "logsumexp:base2": _base_2,
+    "rope:missing": _rotary(1),
+    "rope:twice": _rotary(-1),
     "precision:float16": _float16,
     "dropout": _dropout,
 }
@@ -369,6 +440,12 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "window:+1": ("window",),
     "window:missing": ("window",),
     "sink-window:missing": ("window", "kept"),
+    "prefix:missing": ("causal", "prefix"),
+    "dilation:missing": ("window", "step"),
+    "segments:missing": ("documents", "self"),
+    "alibi:missing": ("sloped",),
+    "mask:fill-zero": ("causal",),
+    "mask:after-softmax": ("causal",),
     "mask:inverted": ("mask",),
     "mask:as-boolean": ("added",),
     "mask:as-additive": ("mask",),
@@ -401,8 +478,11 @@ NOT_LOGSUMEXP = (
     "softmax:unnormalised",
     "sinks:missing",
     "sinks:renormalised",
+    "scale:after-softmax",
+    "mask:after-softmax",
     "dropout",
 )
+ONLY_LOGSUMEXP = ("logsumexp:base2",)
 
 
 def draw_problem(name: str, seed: int) -> Draw:
@@ -462,6 +542,14 @@ def _with_features(draw: Draw, random: np.random.Generator, has: set[str]) -> Dr
             changes["right"] = int(random.integers(1, max(2, q_len // 2)))
         if "kept" in has:
             changes["kept"] = int(random.integers(1, 3))
+        if "step" in has:
+            changes |= {"step": 2, "left": max(2, changes["left"])}
+    if "prefix" in has:
+        changes["prefix"] = int(random.integers(2, 5))
+    if "documents" in has:
+        first = int(random.integers(2, k_len - 1))
+        changes["documents"] = (0,) * first + (1,) * (k_len - first)
+    changes["sloped"] = "sloped" in has
     if k_len != q_len:
         changes["offset"] = int(random.choice([0, k_len - q_len]))
     if "padding" in has:

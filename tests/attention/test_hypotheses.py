@@ -10,6 +10,7 @@ import torch
 from mistaken import (
     MADE,
     NOT_LOGSUMEXP,
+    ONLY_LOGSUMEXP,
     ONLY_OUTPUT,
     Draw,
     attend,
@@ -25,8 +26,8 @@ from attncli.attention.check.mistakes import MISTAKES
 
 DRAWS = 2
 # Some pattern of dropped weights explains almost any output.
-FROM_OUTPUT = [name for name in MADE if name != "dropout"]
-FROM_WEIGHTS = [name for name in MADE if name not in ONLY_OUTPUT]
+FROM_OUTPUT = [name for name in MADE if name not in ("dropout", *ONLY_LOGSUMEXP)]
+FROM_WEIGHTS = [name for name in MADE if name not in (*ONLY_OUTPUT, *ONLY_LOGSUMEXP)]
 FROM_LOGSUMEXP = [name for name in MADE if name not in NOT_LOGSUMEXP]
 
 
@@ -73,6 +74,23 @@ def test_a_mistake_is_named_by_its_weights(name: str) -> None:
 @pytest.mark.parametrize("name", FROM_LOGSUMEXP)
 def test_a_mistake_is_named_by_its_logsumexp(name: str) -> None:
     assert_named(name, Target.LOGSUMEXP, offset_fits(name, draw_problem(name, 60)))
+
+
+HALVES = (torch.float16, torch.bfloat16)
+ROUNDED = [
+    *("scale:after-softmax", "prefix:missing", "dilation:missing", "segments:missing"),
+    *("alibi:missing", "alibi:added", "mask:fill-zero", "mask:after-softmax"),
+    *("rope:missing", "rope:twice"),
+]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ROUNDED)
+def test_a_mistake_is_named_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    draw = draw_problem(name, 70)
+    values = next(MADE[name](draw))["output"].to(dtype)
+    named = [one.name for one in checked(draw, Target.OUTPUT, values).hypotheses if one.matches]
+    assert name in named
 
 
 def test_every_mistake_of_the_table_is_made_by_hand() -> None:

@@ -14,14 +14,24 @@ from plain import Run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
 
-from mistaken import MADE, NOT_LOGSUMEXP, ONLY_OUTPUT, Draw, attend, draw_problem, offset_fits
+from mistaken import (
+    MADE,
+    NOT_LOGSUMEXP,
+    ONLY_LOGSUMEXP,
+    ONLY_OUTPUT,
+    Draw,
+    attend,
+    draw_problem,
+    offset_fits,
+)
 
 # Mistakes that options of the command make on purpose, whatever the problem.
 BY_OPTIONS = [
     *("scale:none", "scale:dv", "scale:model", "scale:dk", "scale:squared", "scale:fitted"),
     *("causal:missing", "offset:top-left", "offset:bottom-right", "offset:-1", "offset:+1"),
     *("window:-1", "window:+1", "window:missing", "mask:inverted", "mask:missing"),
-    "sink-window:missing",
+    *("sink-window:missing", "prefix:missing", "dilation:missing", "segments:missing"),
+    *("alibi:missing", "alibi:added"),
     *("padding:ignored", "softcap:missing", "sinks:missing", "sinks:renormalised"),
 ]
 
@@ -44,7 +54,9 @@ def written(draw: Draw) -> list[str]:
         words += ["--attn-mask", "mask.npy"] + (["--mask-true", "drop"] if draw.drop else [])
     numbers: dict[str, Any] = {"--query-offset": draw.offset, "--softcap": draw.softcap}
     numbers |= {"--left-window": draw.left, "--right-window": draw.right}
-    numbers["--sink-window"] = draw.kept
+    numbers |= {"--sink-window": draw.kept, "--prefix": draw.prefix, "--dilation": draw.step}
+    words += ["--alibi"] if draw.sloped else []
+    words += ["--segments", ",".join(map(str, draw.documents))] if draw.documents else []
     for option, value in numbers.items():
         words += [] if value is None else [option, str(value)]
     if draw.key_lengths is not None:
@@ -90,7 +102,9 @@ def assert_named(run: Run, name: str, target: str, seed: int) -> None:
         assert_verified(run, [one for one in found if one["command"]])
 
 
-@pytest.mark.parametrize("name", [name for name in MADE if name != "dropout"])
+@pytest.mark.parametrize(
+    "name", [name for name in MADE if name not in ("dropout", *ONLY_LOGSUMEXP)]
+)
 def test_a_mistake_is_named_by_its_output_and_verified(run: Run, name: str) -> None:
     assert_named(run, name, "output", 3)
 

@@ -172,7 +172,7 @@ def judge(variant: Variant, evidence: Evidence, sample: RowSample | None = None)
         sample: rows of the evidence; None for every row, and then `differs` is not found out.
     """
     sums = [ErrorSums.of(candidate) for candidate in evidence.candidates]
-    differs = variant.layout_error is not None
+    differs = variant.layout_error is not None or variant.base_2
     parts = evidence.parts(variant, sample)
     for part, expected, cells in cells_of(variant, evidence.candidates, parts):
         for one, candidate, actual in zip(sums, evidence.candidates, cells, strict=True):

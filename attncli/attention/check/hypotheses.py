@@ -147,7 +147,7 @@ def _find(evidence: Evidence, compared: Sequence[Comparison]) -> list[Hypothesis
     if not any(one.matches for one in found):
         found += _precision(evidence)
     if not any(one.matches for one in found):
-        explaining = _explaining(_attempts(_pairs(), evidence), evidence)
+        explaining = _explaining(_attempts(_pairs(evidence), evidence), evidence)
         found += _as_hypotheses(explaining, explaining)
     if prefix:  # no option mends the order of the candidate's axes
         found = [replace(one, name=f"{prefix}+{one.name}", changes={}) for one in found]
@@ -156,17 +156,22 @@ def _find(evidence: Evidence, compared: Sequence[Comparison]) -> list[Hypothesis
 
 def _single(evidence: Evidence) -> list[Mistake]:
     """The table, and the mistakes that are read off the candidate."""
-    only_logsumexp = all(one.target is Target.LOGSUMEXP for one in evidence.candidates)
-    late = _OVER_QUERIES if _is_costly(evidence.base) else ()
+    left_out = _OVER_QUERIES if _is_costly(evidence.base) else ()
     return [
-        *(
-            one
-            for one in MISTAKES
-            if one not in late and (one.family != "softmax" or not only_logsumexp)
-        ),
+        *(one for one in _seen_by(evidence) if one not in left_out),
         Mistake("scale:fitted", lambda variant: fitted_scale(variant, evidence)),
         Mistake("heads:value-head", lambda variant: other_value_heads(variant, evidence)),
     ]
+
+
+def _seen_by(evidence: Evidence) -> list[Mistake]:
+    """The mistakes of the table that the candidates could show."""
+    targets = {one.target for one in evidence.candidates}
+    if Target.LOGSUMEXP not in targets:
+        return [one for one in MISTAKES if one.family != "logsumexp"]
+    if targets != {Target.LOGSUMEXP}:
+        return list(MISTAKES)
+    return [one for one in MISTAKES if "softmax" not in one.name]
 
 
 def _is_costly(variant: Variant) -> bool:
@@ -265,11 +270,12 @@ def _precision(evidence: Evidence) -> list[Hypothesis]:
     return found
 
 
-def _pairs() -> Iterator[Mistake]:
+def _pairs(evidence: Evidence) -> Iterator[Mistake]:
     """Two mistakes of different families, and tensors misread together."""
     yield from TOGETHER
-    for index, first in enumerate(MISTAKES):
-        for second in MISTAKES[index + 1 :]:
+    paired = [one for one in _seen_by(evidence) if one.paired]
+    for index, first in enumerate(paired):
+        for second in paired[index + 1 :]:
             # A softmax over another axis is no one's second mistake, and costs a pass of its own.
             if first.family != second.family and "softmax:axis" not in (first.name, second.name):
                 yield _both(first, second)

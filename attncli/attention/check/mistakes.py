@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from attncli.attention.check.candidate import REVERSE, LayoutError, apply_layout_error
-from attncli.attention.check.variant import SoftmaxOver, Variant
+from attncli.attention.check.variant import Rotation, SoftmaxOver, Variant
 from attncli.attention.masks.rules import AdditiveMask, BooleanMask
 from attncli.attention.masks.weightless import MINUS_A_LOT
 from attncli.attention.options import MaskTrue
@@ -46,10 +46,12 @@ class Mistake:
     Attributes:
         name: as in the record, "family:kind".
         alternatives: the variants it leads to; none where it makes no sense.
+        paired: whether it is tried together with others as well.
     """
 
     name: str
     alternatives: Alternatives
+    paired: bool = True
 
     @property
     def family(self) -> str:
@@ -82,7 +84,7 @@ def _without(*names: str) -> Alternatives:
     def alternatives(variant: Variant) -> Iterator[Alternative]:
         used = [name for name in names if getattr(variant.options, name) is not None]
         if used:
-            yield Alternative(variant.with_options(**dict.fromkeys(names)), dict.fromkeys(used))
+            yield Alternative(variant.with_options(**dict.fromkeys(used)), dict.fromkeys(used))
 
     return alternatives
 
@@ -106,6 +108,34 @@ def _added_causal(variant: Variant) -> Iterator[Alternative]:
         if sizes.q_len != sizes.k_len:
             changes["query_offset"] = corner
         yield Alternative(variant.with_options(**changes), changes)
+
+
+def _no_alibi(variant: Variant) -> Iterator[Alternative]:
+    used: dict[str, Any] = {"alibi": False} if variant.options.alibi else {}
+    if variant.options.alibi_slopes is not None:
+        used["alibi_slopes"] = None
+    if used:
+        yield Alternative(variant.with_options(**used), used)
+
+
+def _added_alibi(variant: Variant) -> Iterator[Alternative]:
+    """ALiBi that was not declared, or its usual slopes where others were."""
+    if not variant.options.alibi:
+        for changes in _positions(variant):
+            given = variant.options.alibi_slopes is not None
+            other = {"alibi_slopes": None} if given else {}
+            changes = {"alibi": True, **other, **changes}
+            yield Alternative(variant.with_options(**changes), changes)
+
+
+def _positions(variant: Variant) -> Iterator[dict[str, Any]]:
+    """What has to be declared before a rule of positions is added: both corners if nothing is."""
+    sizes = variant.problem.sizes
+    if variant.problem.mask.offset is not None:
+        yield {}
+        return
+    for corner in (0, sizes.k_len - sizes.q_len):
+        yield {"query_offset": corner}
 
 
 def _offset(of: Callable[[int, int], int]) -> Alternatives:
@@ -187,6 +217,49 @@ def _padding_on_queries(variant: Variant) -> Iterator[Alternative]:
         mask = bare.problem.mask
         hiding = BooleanMask(real[:, None, :, None], shown=True)  # (B, 1, S_q, 1)
         yield Alternative(bare.with_problem(mask=mask.also(hiding)))
+
+
+def _filled(variant: Variant) -> Iterator[Alternative]:
+    """Hidden logits set to 0, or to 10⁻⁹ where −10⁹ was meant, in the place of −∞."""
+    for fill in (0.0, 1e-9):
+        yield Alternative(replace(variant, fill=fill))
+
+
+def _scale_after_softmax(variant: Variant) -> Iterator[Alternative]:
+    yield Alternative(replace(variant, late_scale=True))
+
+
+def _in_base_2(variant: Variant) -> Iterator[Alternative]:
+    yield Alternative(replace(variant, base_2=True))
+
+
+def _rotary(*, backwards: bool) -> Alternatives:
+    """Q and K turned as RoPE does it: none of both, or one alone, had been, or both were twice."""
+
+    def alternatives(variant: Variant) -> Iterator[Alternative]:
+        for changes in _positions(variant):
+            offset = variant.problem.mask.offset
+            told = [changes["query_offset"]] if offset is None else [int(p) for p in offset]
+            for how in _ROTATIONS:
+                turned = Rotation(offset=tuple(told), backwards=backwards, **how)
+                yield Alternative(replace(variant, rotation=turned))
+                if variant.problem.q.dtype in (torch.float16, torch.bfloat16):
+                    rounded = replace(turned, in_own_dtype=True)
+                    yield Alternative(replace(variant, rotation=rounded))
+
+    return alternatives
+
+
+# Bases and shares that models have; the program may have turned queries or keys alone.
+_ROTATIONS: tuple[dict[str, Any], ...] = tuple(
+    {"interleaved": interleaved, **how}
+    for interleaved in (False, True)
+    for how in (
+        *({"base": base} for base in (1e4, 5e5, 1e6)),
+        *({"base": 1e4, "share": share} for share in (0.5, 0.25)),
+        *({"base": 1e4, role: False} for role in ("queries", "keys")),
+    )
+)
 
 
 def _no_softcap(variant: Variant) -> Iterator[Alternative]:
@@ -331,7 +404,7 @@ def _misread(variant: Variant, roles: Iterable[str], error: LayoutError) -> Vari
 
 
 _WINDOW = ("left_window", "right_window", "sink_window", "dilation")
-_UNNORMALISED = (SoftmaxOver.ALL_KEYS, SoftmaxOver.ADDED_KEYS, SoftmaxOver.NOTHING)
+_OVER_ALL = (SoftmaxOver.ALL_KEYS, SoftmaxOver.ADDED_KEYS)
 
 MISTAKES = (
     Mistake("scale:none", _scale(lambda p: 1.0)),
@@ -339,6 +412,7 @@ MISTAKES = (
     Mistake("scale:model", _scale(lambda p: 1 / math.sqrt(p.sizes.heads * p.dk))),
     Mistake("scale:dk", _scale(lambda p: 1 / p.dk)),
     Mistake("scale:squared", _scale(lambda p: _squared(p.scale, p.dk))),
+    Mistake("scale:after-softmax", _scale_after_softmax, paired=False),
     Mistake("causal:missing", _no_causal),
     Mistake("causal:added", _added_causal),
     Mistake("offset:top-left", _offset(lambda old, corner: 0)),
@@ -349,10 +423,17 @@ MISTAKES = (
     Mistake("window:+1", _window(1)),
     Mistake("window:missing", _without(*_WINDOW)),
     Mistake("sink-window:missing", _without("sink_window")),
+    Mistake("prefix:missing", _without("prefix")),
+    Mistake("dilation:missing", _without("dilation")),
+    Mistake("segments:missing", _without("segments")),
+    Mistake("alibi:missing", _no_alibi),
+    Mistake("alibi:added", _added_alibi, paired=False),
     Mistake("mask:inverted", _mask_inverted),
     Mistake("mask:as-boolean", _mask_as_boolean),
     Mistake("mask:as-additive", _mask_as_additive),
     Mistake("mask:missing", _mask_missing),
+    Mistake("mask:fill-zero", _filled, paired=False),
+    Mistake("mask:after-softmax", _softmax(*_OVER_ALL), paired=False),
     Mistake("padding:queries", _padding_on_queries),
     Mistake("padding:ignored", _without("key_lengths", "key_padding")),
     Mistake("softcap:missing", _no_softcap),
@@ -365,10 +446,13 @@ MISTAKES = (
     Mistake("layout:output", _layout_of_output),
     Mistake("layout:packed", _packed_wrongly),
     Mistake("softmax:axis", _softmax(SoftmaxOver.QUERIES, SoftmaxOver.HEADS)),
-    Mistake("softmax:unnormalised", _softmax(*_UNNORMALISED)),
+    Mistake("softmax:unnormalised", _softmax(*_OVER_ALL, SoftmaxOver.NOTHING)),
     Mistake("sinks:missing", _no_sinks),
     Mistake("sinks:renormalised", _no_sinks),
     Mistake("qk:exchanged", _exchanged),
+    Mistake("logsumexp:base2", _in_base_2),
+    Mistake("rope:missing", _rotary(backwards=False), paired=False),
+    Mistake("rope:twice", _rotary(backwards=True), paired=False),
 )
 
 # Several tensors misread alike: one wrong idea of the layout, though it has several names.

@@ -57,6 +57,57 @@ class HalfPrecision:
 
 
 @dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotary position embedding (RoPE): pairs of entries turned by angles that grow with position.
+
+    Attributes:
+        base: θ of the angles p·θ^(−2i/width).
+        interleaved: entries 2i and 2i + 1 make a pair, not i and i + width/2.
+        share: of the entries of a query or key that are turned, the first ones.
+        offset: position of query 0, one per batch or one for all.
+        queries, keys: which of both are turned.
+        backwards: turned back, by −p.
+        in_own_dtype: computed in the dtype of the tensor, rounded at each step.
+    """
+
+    base: float
+    interleaved: bool
+    offset: tuple[int, ...]
+    share: float = 1.0
+    queries: bool = True
+    keys: bool = True
+    backwards: bool = False
+    in_own_dtype: bool = False
+
+    def of_queries(self, q: torch.Tensor, rows: torch.Tensor, batch: slice) -> torch.Tensor:
+        """Queries (b, h, R, d_k) at rows int64 (R,), turned if they are to be."""
+        offsets = self.offset if len(self.offset) == 1 else self.offset[batch]
+        positions = torch.tensor(offsets, device=rows.device)[:, None] + rows  # (b | 1, R)
+        return self._turned(q, positions) if self.queries else q
+
+    def of_keys(self, k: torch.Tensor) -> torch.Tensor:
+        """Keys (b, h, S_k, d_k), turned if they are to be."""
+        positions = torch.arange(k.shape[-2], device=k.device)[None]
+        return self._turned(k, positions) if self.keys else k
+
+    def _turned(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        width = int(x.shape[-1] * self.share) // 2 * 2
+        dtype = x.dtype if self.in_own_dtype else torch.float64
+        exponents = torch.arange(0, width, 2, dtype=torch.float64, device=x.device) / width
+        angles = positions[:, None, :, None] * self.base**-exponents  # (b | 1, 1, R, width / 2)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        sin = -sin if self.backwards else sin
+        turned, rest = x[..., :width].to(dtype), x[..., width:].to(dtype)
+        if self.interleaved:
+            one, two = turned[..., ::2], turned[..., 1::2]
+        else:
+            one, two = turned.chunk(2, -1)
+        pair = one * cos - two * sin, two * cos + one * sin
+        joined = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
+        return torch.cat([joined, rest], -1)
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One way to compute attention, right or wrong.
 
@@ -69,6 +120,10 @@ class Variant:
         value_heads: the value head of each query head; None for the right ones.
         layout_error: how the candidate's output was laid out wrongly; None if it was not.
         half_precision: where scores were rounded to half precision; None for nowhere.
+        fill: what stood in the place of hidden logits; None for −∞.
+        late_scale: the scale multiplies the weights in the place of the scores.
+        base_2: the log-sum-exp is log₂ Σ 2^…, 1/ln 2 times the natural one.
+        rotation: how queries and keys were turned before the product; None if they were not.
     """
 
     problem: Problem
@@ -79,6 +134,10 @@ class Variant:
     value_heads: tuple[int, ...] | None = None
     layout_error: LayoutError | None = None
     half_precision: HalfPrecision | None = None
+    fill: float | None = None
+    late_scale: bool = False
+    base_2: bool = False
+    rotation: Rotation | None = None
     # Column sums of a softmax over queries need every row: found once. Not copied by `replace`.
     _columns: dict[int, torch.Tensor] = field(init=False, default_factory=dict, compare=False)
 
@@ -222,6 +281,8 @@ def evaluate(variant: Variant, part: Part, *, with_output: bool = True) -> Expec
     weights = soft.weights
     if variant.heads_averaged:
         weights = weights.mean(1, keepdim=True).expand_as(weights)
+    if variant.late_scale:
+        weights = weights * problem.scales_of(heads)
     v = None
     if with_output and problem.v is not None:
         chosen = variant.value_heads or [problem.kv_head(h) for h in range(problem.sizes.heads)]
@@ -254,14 +315,17 @@ def _logits(
     problem = variant.problem
     heads = range(*part.head.indices(problem.sizes.heads))
     shared = [problem.kv_head(head) for head in heads]
-    if variant.softmax is SoftmaxOver.ALL_KEYS:
+    shown = visible
+    if variant.softmax is SoftmaxOver.ALL_KEYS or variant.fill is not None:
         visible = torch.ones_like(visible)
         bias = None if bias is None else torch.where(torch.isinf(bias), 0.0, bias)
     elif variant.softmax is SoftmaxOver.ADDED_KEYS:
         visible = torch.ones_like(visible) if bias is None else bias != -math.inf
     q = problem.cast(problem.q[part.batch, part.head][:, :, part.rows])  # (b, h, R, d_k)
     k = _heads_of(problem, problem.k, part.batch, shared)
-    scale = problem.scales_of(heads)
+    if variant.rotation is not None:
+        q, k = _turned(variant.rotation, part, problem, q, k)
+    scale = 1.0 if variant.late_scale else problem.scales_of(heads)
     factor = scale / problem.temperature
     if variant.half_precision is None:
         scores, temperature = q @ k.transpose(-1, -2), problem.temperature
@@ -276,6 +340,8 @@ def _logits(
         visible=visible,
         bias=bias,
     )
+    if variant.fill is not None:
+        found = replace(found, masked=torch.where(shown, found.masked, variant.fill))
     lengths = torch.where(visible.any(-2), k.norm(dim=-1), 0.0)  # (b, h, S_k)
     longest = lengths.amax(-1)[..., None, None] if lengths.shape[-1] else lengths.new_zeros(1)
     size = q.norm(dim=-1, keepdim=True) * longest * abs(factor)
@@ -287,6 +353,16 @@ def _logits(
         capped = problem.softcap * torch.tanh(found.masked / problem.softcap)
         found = replace(found, masked=capped, visible=torch.ones_like(found.visible))
     return found, size
+
+
+def _turned(
+    rotation: Rotation, part: Part, problem: Problem, q: torch.Tensor, k: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys of a part, turned."""
+    if rotation.in_own_dtype:
+        q, k = q.to(problem.q.dtype), k.to(problem.k.dtype)
+    both = rotation.of_queries(q, part.rows, part.batch), rotation.of_keys(k)
+    return problem.cast(both[0]), problem.cast(both[1])
 
 
 def _largest(masked: torch.Tensor) -> torch.Tensor:

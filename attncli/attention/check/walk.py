@@ -35,13 +35,22 @@ def cells_of(
         float64, on the device of the arithmetic.
     """
     values = [candidate.read_as(variant.layout_error) for candidate in candidates]
+    units = [_unit_of(variant, candidate) for candidate in candidates]
     with_output = any(candidate.target is Target.OUTPUT for candidate in candidates)
     for part in all_parts(variant) if parts is None else parts:
         expected = evaluate(variant, part, with_output=with_output)
         device = expected.weights.device
         rows = part.rows.cpu()
-        cells = [one[part.batch, part.head][:, :, rows].to(device, torch.float64) for one in values]
+        cells = [
+            one[part.batch, part.head][:, :, rows].to(device, torch.float64) * unit
+            for one, unit in zip(values, units, strict=True)
+        ]
         yield part, expected, cells
+
+
+def _unit_of(variant: Variant, candidate: Candidate) -> float:
+    """What the unit of a candidate is in that of the reference."""
+    return math.log(2) if variant.base_2 and candidate.target is Target.LOGSUMEXP else 1.0
 
 
 def all_parts(variant: Variant) -> Iterator[Part]:
