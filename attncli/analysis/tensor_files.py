@@ -6,14 +6,17 @@ Needs no torch, and reads no data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attncli.errors import DataError, UsageError
 from attncli.files.container import TensorFile
+from attncli.files.names import fits
 from attncli.files.reader import open_file
-from attncli.files.roles import groups_of, split_name
+from attncli.files.roles import groups_of, is_spread, split_name
+from attncli.files.shards import join
 from attncli.files.tensor import TensorHeader
+from attncli.files.text import place, shown
 
 ROLES = ("q", "k", "v")
 
@@ -62,7 +65,9 @@ def groups_in(names: Sequence[str], wanted: Sequence[str]) -> list[FileGroup]:
         DataError: files that cannot be opened or do not hold what they should.
     """
     files = [(open_file(source), name) for source, name in map(split_name, names)]
-    single = [file for file, name in files if name is not None or len(file.headers) == 1]
+    several = len(files) > len(ROLES)
+    several |= any(name is None and len(file.headers) > 1 for file, name in files)
+    single = [file for file, name in files if name is not None or _is_alone(file, several)]
     if single and len(single) < len(files):
         raise UsageError(
             single[0].source,
@@ -72,9 +77,40 @@ def groups_in(names: Sequence[str], wanted: Sequence[str]) -> list[FileGroup]:
     if len(single) > len(ROLES):
         raise UsageError("FILE", f"expected q, k and v, got {len(single)} files of one tensor each")
     if single:
-        named = zip(ROLES, files, strict=False)
-        return [FileGroup(None, "", {role: (f, f.find(name)) for role, (f, name) in named})]
-    return [group for file, _ in files for group in _in_bundle(file, wanted)]
+        roles = {}
+        for role, (file, name) in zip(ROLES, files, strict=False):
+            header = file.find(name)
+            roles[role] = file, header
+            said = [one for one in ROLES if fits(header.name or "", one)]
+            if name is None and said not in ([], [role]):
+                told = f"{place(file.source)}: {shown(str(header.name), 80)} is taken as {role}"
+                file.warnings.append(f"{told}: files are Q, K and V in this order")
+        return [FileGroup(None, "", roles)]
+    opened = [file for file, _ in files]
+    whole = _put_together(opened)
+    if whole is None:
+        return [group for file in opened for group in _in_bundle(file, wanted)]
+    return [
+        replace(group, source=whole.holders[group.roles["q"][1].name].source)
+        for group in _in_bundle(whole, wanted)
+    ]
+
+
+def _is_alone(file: TensorFile, several: bool) -> bool:
+    """Whether a file is that of one tensor; beside bundles it may be a shard like them."""
+    (first, *others) = file.headers
+    return not others and not (several and first.name is not None)
+
+
+def _put_together(files: list[TensorFile]) -> TensorFile | None:
+    """The bundles as one, if a group has its tensors in several of them."""
+    if len(files) < 2:
+        return None
+    try:
+        whole = join(", ".join(file.source for file in files), files)
+        return whole if is_spread(whole) else None
+    except DataError:  # the same names in several of them, so each stands for itself
+        return None
 
 
 def _in_bundle(file: TensorFile, wanted: Sequence[str]) -> list[FileGroup]:

@@ -28,6 +28,7 @@ class TensorFile:
         metadata: group → that group's own options and labels (safetensors key "attncli").
         warnings: what the user should know of the file; reading may add to it.
         others: what the file holds beside dense tensors: name → what it is, and advice.
+        holders: name → the file that holds the tensor, where this one stands for several.
     """
 
     source: str
@@ -37,6 +38,7 @@ class TensorFile:
     metadata: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     others: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    holders: Mapping[str | None, TensorFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Say what is left out."""
@@ -55,6 +57,8 @@ class TensorFile:
             ResourceError: the data do not fit in memory.
         """
         header = self.find(name)
+        if header.name in self.holders:
+            return self.holders[header.name].read(header.name)
         where = place(self.source) + self._suffix(header)
         require_accepted(where, header.dtype)
         source = shown(self.source) + self._suffix(header)

@@ -14,6 +14,7 @@ from attncli.files.archive import archive_format, open_npz
 from attncli.files.container import TensorFile
 from attncli.files.npy import open_npy
 from attncli.files.safetensorsfile import open_safetensors
+from attncli.files.shards import is_index, open_index
 from attncli.files.source import local_file
 from attncli.files.text import ACCEPTED, place
 
@@ -47,7 +48,7 @@ _STANDARD_INPUT: WeakKeyDictionary[object, TensorFile] = WeakKeyDictionary()
 
 
 def open_file(name: str) -> TensorFile:
-    """Open a .npy, .npz, .safetensors or .pt file, told apart by content.
+    """Open a .npy, .npz, .safetensors or .pt file, or an index of shards, told by content.
 
     Only headers are read; nothing in the file is ever executed.
 
@@ -75,11 +76,25 @@ def _open_torch(local: Path, source: str) -> TensorFile:
     return file
 
 
+def _open_index(local: Path, source: str) -> TensorFile:
+    """Open the shards that an index names; none of them may be an index in turn."""
+
+    def open_shard(name: str) -> TensorFile:
+        with local_file(name) as shard:
+            kind = _format_of(shard, place(name))
+            if kind == "index":
+                raise DataError(place(name), "expected a shard, got another index")
+            return _READERS[kind](shard, name)
+
+    return open_index(local, source, open_shard)
+
+
 _READERS: dict[str, Callable[[Path, str], TensorFile]] = {
     "npy": open_npy,
     "npz": open_npz,
     "safetensors": open_safetensors,
     "pt": _open_torch,
+    "index": _open_index,
 }
 
 
@@ -101,6 +116,8 @@ def _format_of(local: Path, where: str) -> str:
         return "safetensors"
     if _TORCH_LEGACY in head[:24] and head.startswith(b"\x80"):
         return "pt"
+    if head.lstrip().startswith(b"{") and is_index(local):
+        return "index"
     what, advice = _stranger(head)
     raise DataError(where, f"expected {ACCEPTED}, got {what}", advice)
 

@@ -36,10 +36,7 @@ def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
         DataError: no group is complete, one that was asked for is not, or two tensors of a
             group play one role.
     """
-    found = _found(file)
-    unknown = [name for name in asked if name not in found]
-    if unknown or not any(_is_complete(roles) for roles in found.values()):
-        found = _found_in_dump(file, found)
+    found = _reading(file, asked)
     if not found:
         raise _no_roles(file)
     asked = [
@@ -51,6 +48,28 @@ def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
     if not asked:
         _warn(file, found, complete)
     return {name: _filled(found[name]) for name in asked or complete}
+
+
+def is_spread(file: TensorFile) -> bool:
+    """Whether a group of a file that stands for several has its tensors in more than one of them.
+
+    Raises:
+        DataError: two tensors of a group play one role.
+    """
+    return any(
+        len({id(file.holders[name]) for name in roles.values()}) > 1
+        for roles in _reading(file, ()).values()
+        if _is_complete(roles)
+    )
+
+
+def _reading(file: TensorFile, asked: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The groups by plain names, or by those of dumps where that completes what is missing."""
+    found = _found(file)
+    unknown = [name for name in asked if name not in found]
+    if unknown or not any(_is_complete(roles) for roles in found.values()):
+        found = _found_in_dump(file, found)
+    return found
 
 
 def _comma_separated(text: str) -> list[str]:

@@ -273,6 +273,51 @@ def test_what_would_fit_is_named_where_shapes_do_not_go_together(
     assert said in run("entropy", "q.npy", "k.npy", code=1).stderr
 
 
+def test_a_group_whose_tensors_lie_in_several_shards(
+    run: Run, files: Path, tensors: Tensors
+) -> None:
+    t = {name: torch.from_numpy(array) for name, array in tensors.items()}
+    first = {"l.0.q": t["q"], "l.0.v": t["v"], "x": t["v"] + 1}
+    second = {"l.0.k": t["k"], "l.1.hook_q": t["q"], "l.1.q": t["q"] + 1}
+    second["l.1.k"] = t["k"] * 2
+    save_file(first, "m-00001-of-00003.safetensors")
+    save_file(second, "m-00002-of-00003.safetensors")
+    save_file({"l.2.q": t["q"]}, "m-00003-of-00003.safetensors", {"attncli": "{}"})
+    shards = [f"m-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+    where = (
+        dict.fromkeys(first, shards[0]) | dict.fromkeys(second, shards[1]) | {"l.2.q": shards[2]}
+    )
+    Path("m.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    for words in (shards, shards[:2], shards[::-1], ["m.safetensors.index.json"]):
+        outcome = run("entropy", *words, "-f", "json")
+        assert list(outcome.json["inputs"]) == ["l.0", "l.1"] if len(words) == 1 else True
+        assert [one["group"] for one in outcome.json["data"][::8]] == ["l.0", "l.1"]
+        alone = run("compute", *words, "--group", "l.0", "-f", "json").json
+        assert_stages(alone["data"], attention(**tensors))
+        sources = {role: alone["inputs"][role]["source"] for role in "qkv"}
+        assert sources == {
+            "q": f"{shards[0]}::l.0.q",
+            "k": f"{shards[1]}::l.0.k",
+            "v": f"{shards[0]}::l.0.v",
+        }
+    assert "group l.2 has no k and is left out" in run("entropy", *shards).stderr
+    mask = run("mask", *shards[:2], "--group", "l.0", "-f", "json").json["data"]
+    assert (mask[0]["q_len"], mask[0]["k_len"]) == (5, 7)
+    for n, role in enumerate("vkqx"):  # a tensor each
+        save_file({f"l.0.{role}": t.get(role, t["q"])}, f"{n}.safetensors")
+    each = [f"{n}.safetensors" for n in range(4)]
+    assert_stages(run("compute", *each, "-f", "json").json["data"], attention(**tensors))
+    wrong = run("compute", each[2], each[0], "-f", "json", code=1).stderr
+    assert "0.safetensors" in wrong
+    save_file({"k": t["q"]}, "k.safetensors")
+    said = run("compute", "k.safetensors", "k.safetensors", "-f", "json").stderr
+    assert said.count("k.safetensors: k is taken as q: files are Q, K and V in this order") == 1
+    # Two runs of one model have the same names: each is a bundle of its own.
+    save_file(second | {"l.1.k": t["k"] + 1}, "again.safetensors")
+    both = run("entropy", shards[1], "again.safetensors", "-f", "json").json["data"]
+    assert {one["source"] for one in both} == {shards[1], "again.safetensors"}
+
+
 FUSED = {
     "bs3hd": (2, []),
     "bsh3d": (3, []),
