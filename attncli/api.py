@@ -14,6 +14,7 @@ from attncli.analysis.entropy import Entropies, measure, thresholds_of
 from attncli.analysis.values import choice_of
 from attncli.analysis.variance import Audited, experiment_specs, experiments
 from attncli.attention.check.candidate import Target
+from attncli.attention.given_weights import problem_of_weights
 from attncli.attention.options import AttentionOptions, DistributionName, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.stages import select
@@ -104,10 +105,11 @@ def compute(
 
 @torch.no_grad()
 def entropy(
-    q: TensorLike,
-    k: TensorLike,
+    q: TensorLike = None,
+    k: TensorLike = None,
     v: TensorLike = None,
     *,
+    weights: TensorLike = None,
     per_row: bool = False,
     per_key: bool = False,
     sink_keys: int = 1,
@@ -137,6 +139,9 @@ def entropy(
         q, k, layout, k_layout, heads, kv_heads, precision, allow_nonfinite: as for
             `attncli.compute`.
         v: likewise; checked, but it has no influence.
+        weights: attention weights in the place of q and k, (S_q, S_k) to (B, H, S_q, S_k), of one
+            layer; no options but those of visibility and positions. What needs logits is None, and
+            weights of 0 count as hidden where no option says what is.
         per_row: whether to keep the statistics of every row.
         per_key: whether to compute the mass that every key receives; costs a second pass.
         sink_keys: how many of the first keys the sink mass is the weight of.
@@ -153,18 +158,24 @@ def entropy(
     """
     thresholds = thresholds_of(label_limits or {}, "label_limits")
     layouts = layout, k_layout
-    problem = as_problem(
-        q,
-        k,
-        v,
-        read_keywords(options),
-        layouts,
-        heads,
-        kv_heads,
-        precision,
-        device,
-        allow_nonfinite,
-    )
+    declared = read_keywords(options)
+    if weights is not None:
+        if q is not None or k is not None or v is not None:
+            raise UsageError("weights", "expected no q, k and v beside them, got some")
+        tensor = as_tensor(weights, "weights")
+        problem = problem_of_weights(
+            tensor,
+            declared,
+            precision=choice_of(Precision, precision, "precision"),
+            device=str(tensor.device) if device is None else device,
+            allow_nonfinite=allow_nonfinite,
+        )
+    else:
+        if q is None or k is None:
+            raise UsageError("q" if q is None else "k", "expected q and k, or weights, got neither")
+        problem = as_problem(
+            q, k, v, declared, layouts, heads, kv_heads, precision, device, allow_nonfinite
+        )
     selection = select(problem, whole_numbers(batch_index), whole_numbers(head_index))
     wanted = Wanted(top_key=per_row, per_key=per_key, sink_keys=sink_keys)
     found, kept = [], []

@@ -25,9 +25,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 OF_THE_READER = {
     "attncli compute layer.safetensors --stage weights --rows 0,-1",
     "attncli mask --attn-mask mask.npy",
+    "attncli entropy --weights attentions.pt",
     "attncli check q.npy k.npy v.npy --actual-output out.npy",
     "attncli compute q.npy k.npy v.npy",
     "attncli entropy BUNDLE…",
+    "attncli entropy --weights FILE…",
     "attncli COMMAND --help",
 }
 

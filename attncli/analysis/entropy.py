@@ -85,8 +85,8 @@ class GroupStatistics(GroupPlace):
 class Setting:
     """What the numbers of a head hold for, and what the sink logit takes on average."""
 
-    scale: float = column(None)
-    temperature: float = column(None)
+    scale: float | None = column(None, description="None of weights")
+    temperature: float | None = column(None, description="None of weights")
     sink_weight_mean: float | None = column("sink logit's weight")
 
 
@@ -177,9 +177,10 @@ def head_record(chosen: ChosenHeads, rows: HeadRows, statistics: HeadStatistics)
     sink = None
     if rows.sink_weight is not None and not bool(rows.empty.all()):
         sink = float(rows.sink_weight[~rows.empty].mean())
+    problem = chosen.problem
     setting = Setting(
-        scale=chosen.problem.scale_of(rows.head),
-        temperature=chosen.problem.temperature,
+        scale=problem.scale_of(rows.head) if problem.given is None else None,
+        temperature=problem.temperature if problem.given is None else None,
         sink_weight_mean=sink,
     )
     return record_of(chosen.place, statistics, setting)

@@ -12,6 +12,7 @@ import torch
 from attncli.analysis.options import FileOptions, InputOptions
 from attncli.analysis.tensor_files import ROLES, FileGroup, groups_in
 from attncli.analysis.values import several
+from attncli.analysis.weight_files import weights_in
 from attncli.attention import qkv
 from attncli.attention.options import Layout, WeightsLayout
 from attncli.attention.steps import OutputProjection
@@ -113,6 +114,44 @@ def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
     if options.group and not (options.files and any(group.name for group in groups)):
         raise UsageError("«group»", "expected a bundle with groups, got tensors without any")
     return [_complete(group) for group in groups]
+
+
+def load_weights(options: FileOptions, names: Sequence[str]) -> list[Group]:
+    """Attention weights without Q and K: a group for each layer, with the one role "weights".
+
+    Args:
+        options: groups and dtype; its files are more of the same.
+        names: FILE or FILE::NAME.
+
+    Raises:
+        UsageError: options of Q, K and V.
+        DataError: files that cannot be read or hold no weights.
+    """
+    others = (*ROLES, *PROJECTION_OPTIONS, *RANDOM_OPTIONS, *RANDOM_OR_PACKED, "k_layout")
+    _refuse(options, others, "is about Q, K and V", "«weights»")
+    if options.layout is not Layout.BHSD:
+        raise UsageError("«layout»", "expected nothing beside «weights», got it")
+    groups, told = [], set()
+    for found in weights_in([*names, *(options.files or [])], options.group or []):
+        stored = found.read()
+        tensor = as_torch(stored, options.dtype)
+        said = (
+            *(() if found.file.source in told else found.file.warnings),
+            *doubts(stored, options.dtype),
+        )
+        told.add(found.file.source)
+        groups.append(
+            Group(
+                found.file.source,
+                found.name,
+                {"weights": tensor},
+                {"weights": describe(stored.source, tensor)},
+                declared=found.declared,
+                labels=found.labels,
+                warnings=said,
+            )
+        )
+    return groups
 
 
 def read_tensor(spec: str, option: str, dtype: str | None = None) -> tuple[torch.Tensor, list[str]]:

@@ -14,6 +14,7 @@ from attncli.analysis.attention_arguments import (
 )
 from attncli.analysis.inputs import Group, labels_of
 from attncli.analysis.options import AttentionWords, FileOptions
+from attncli.attention.given_weights import BEFORE, problem_of_weights
 from attncli.attention.options import AttentionOptions, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.errors import AttncliError
@@ -46,6 +47,32 @@ def problem_of(
     return arguments, problem
 
 
+def problem_of_given(
+    group: Group, words: AttentionWords, precision: Precision, device: str, *, allow_nonfinite: bool
+) -> tuple[AttentionArguments, Problem]:
+    """Check weights that were given without Q and K; what a bundle says of these does not count.
+
+    Raises:
+        AttncliError: as `problem_of_weights` does, naming the file.
+    """
+    declared = {name: value for name, value in group.declared.items() if name not in BEFORE}
+    arguments = read_arguments(words, declared, group.place)
+    try:
+        problem = problem_of_weights(
+            group.tensors["weights"],
+            arguments.options,
+            precision=precision,
+            device=device,
+            allow_nonfinite=allow_nonfinite,
+        )
+    except AttncliError as error:
+        if error.where != "weights":
+            raise
+        where = f"weights ({group.place})"
+        raise type(error)(where, error.problem, error.advice) from None
+    return arguments, problem
+
+
 def checked_problem(group: Group, options: AttentionOptions, **arguments: Any) -> Problem:
     """Check the tensors of a group against options; further arguments are those of `make_problem`.
 
@@ -66,7 +93,7 @@ def checked_problem(group: Group, options: AttentionOptions, **arguments: Any) -
 
 def params_record(group: Group, arguments: AttentionArguments, problem: Problem) -> dict[str, Any]:
     """Every option that decided the numbers, as it was used."""
-    return arguments_record(arguments, problem.mask.offset) | {
+    record = arguments_record(arguments, problem.mask.offset) | {
         "scale": list(problem.scale) if isinstance(problem.scale, tuple) else problem.scale,
         "heads": problem.sizes.heads,
         "kv_heads": problem.kv_heads,
@@ -74,6 +101,10 @@ def params_record(group: Group, arguments: AttentionArguments, problem: Problem)
         "device": str(problem.device),
         "seed": group.seed,
     }
+    if problem.given is not None:
+        nothing = dict.fromkeys(("scale", "temperature", "kv_heads"))
+        record |= nothing | {"row_sums": [problem.given.lowest, problem.given.highest]}
+    return record
 
 
 def warnings_of(group: Group, arguments: AttentionArguments, problem: Problem) -> list[str]:

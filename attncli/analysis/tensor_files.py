@@ -116,19 +116,29 @@ def _put_together(files: list[TensorFile]) -> TensorFile | None:
 def _in_bundle(file: TensorFile, wanted: Sequence[str]) -> list[FileGroup]:
     groups: list[FileGroup] = []
     for name, roles in groups_of(file, wanted).items():
-        declared = dict(file.metadata.get(name, {}))
-        labels = declared.pop("labels", None)
-        if labels is not None and not isinstance(labels, list):
-            got = type(labels).__name__
-            raise DataError(file.source, f"expected labels to be a list, got {got}")
+        declared, labels = declared_in(file, name)
         groups.append(
             FileGroup(
                 file.source,
                 name,
                 {role: (file, file.find(one)) for role, one in roles.items() if one is not None},
                 declared,
-                None if labels is None else tuple(map(str, labels)),
+                labels,
                 warns=not groups,
             )
         )
     return groups
+
+
+def declared_in(file: TensorFile, group: str) -> tuple[dict[str, Any], tuple[str, ...] | None]:
+    """Options and token labels that a file declares for a group; None for no labels.
+
+    Raises:
+        DataError: labels that are no list.
+    """
+    declared = dict(file.metadata.get(group, {}))
+    labels = declared.pop("labels", None)
+    if labels is not None and not isinstance(labels, list):
+        got = type(labels).__name__
+        raise DataError(file.source, f"expected labels to be a list, got {got}")
+    return declared, None if labels is None else tuple(map(str, labels))

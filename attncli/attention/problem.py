@@ -28,6 +28,22 @@ _SCAN_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
+class GivenWeights:
+    """Weights in the place of Q and K.
+
+    Attributes:
+        values: (B, H, S_q, S_k), in the dtype they came in.
+        lowest, highest: what their rows sum to, but for empty ones; None where all are empty.
+        zeros_hidden: whether a weight of 0 means that the query does not see the key.
+    """
+
+    values: torch.Tensor
+    lowest: float | None
+    highest: float | None
+    zeros_hidden: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Checked input of every analysis.
 
@@ -43,6 +59,7 @@ class Problem:
         dtype: what arithmetic is done in, float32 or float64.
         device: where it is done.
         marked_warnings: what the reader of the results should know, options named as «causal».
+        given: the weights themselves, where these are all there is; q and k are zeros then.
     """
 
     q: torch.Tensor
@@ -56,6 +73,7 @@ class Problem:
     dtype: torch.dtype
     device: torch.device
     marked_warnings: tuple[str, ...] = ()
+    given: GivenWeights | None = None
 
     def mask_on_device(self) -> Mask:
         """The mask with torch tensors on the device of the arithmetic."""

@@ -13,6 +13,9 @@ from attncli.cli.options import OutputOptions
 class EntropyOptions:
     """Which records, of which heads, and what to fail on."""
 
+    weights: list[str] | None = option(
+        None, "Attention weights alone, (B, H, S_q, S_k), in the place of Q and K.", "FILE[::NAME]"
+    )
     per_row: bool = option(False, "One record per query row.")
     per_key: bool = option(False, "One record per key: the mass it receives.")
     top: int | None = option(None, "With «per_key»: the K heaviest of each head.", "K", minimum=1)
@@ -37,5 +40,9 @@ def entropy(
 
     Takes any number of bundles. No S_q × S_k matrix is ever built. Each head gets a label:
     previous-token, self, sink, local, uniform, collapsed or mixed.
+
+    --weights takes weights without Q and K, a file or several: tensors of any rank from
+    (S_q, S_k) to (layers, B, H, S_q, S_k), a tuple of layers in a .pt file. Weights of 0 count as
+    hidden where no option says what is.
     """
     return "attncli.cli.entropy_run"

@@ -11,9 +11,15 @@ from rich.console import RenderableType
 
 from attncli.analysis import entropy as analysis
 from attncli.analysis.entropy import ChosenHeads, GroupPlace, Record
-from attncli.analysis.inputs import Group, described, load_groups
+from attncli.analysis.inputs import Group, described, load_groups, load_weights
 from attncli.analysis.options import AttentionWords, InputOptions
-from attncli.analysis.problems import merged, params_record, problem_of, warnings_of
+from attncli.analysis.problems import (
+    merged,
+    params_record,
+    problem_of,
+    problem_of_given,
+    warnings_of,
+)
 from attncli.analysis.values import floats, integers, several
 from attncli.attention.problem import Problem
 from attncli.attention.stages import select
@@ -46,11 +52,28 @@ def run(
     if "nan" in failures:
         inputs = replace(inputs, allow_nonfinite=True)
     printer = make_printer(output)
-    groups = load_groups(inputs)
-    prepared = [
-        (group, *problem_of(group, inputs, words, output.precision, output.device))
-        for group in groups
-    ]
+    if options.weights is None:
+        groups = load_groups(inputs)
+        prepared = [
+            (group, *problem_of(group, inputs, words, output.precision, output.device))
+            for group in groups
+        ]
+    else:
+        groups = load_weights(inputs, options.weights)
+        prepared = [
+            (
+                group,
+                *problem_of_given(
+                    group,
+                    words,
+                    output.precision,
+                    output.device,
+                    allow_nonfinite=inputs.allow_nonfinite,
+                ),
+            )
+            for group in groups
+        ]
+        _tell_sums([problem for _, _, problem in prepared], printer)
     for group, arguments, problem in prepared:
         printer.warn(warnings_of(group, arguments, problem))
     chosen = [heads for group, _, problem in prepared for heads in _chosen(group, problem, options)]
@@ -77,6 +100,15 @@ def run(
     _judge(heads, failures)
 
 
+def _tell_sums(problems: Sequence[Problem], printer: Printer) -> None:
+    """How far from 1 the rows of the weights sum to."""
+    given = [problem.given for problem in problems if problem.given is not None]
+    sums = [end for one in given for end in (one.lowest, one.highest) if end is not None]
+    if sums:
+        off = max(abs(end - 1) for end in sums)
+        printer.note(f"rows of weights sum to 1 within {off:.2g}")
+
+
 def _check_options(options: EntropyOptions, words: AttentionWords) -> None:
     """Refuse combinations in which an option would do nothing."""
     views = {
@@ -97,6 +129,15 @@ def _check_options(options: EntropyOptions, words: AttentionWords) -> None:
         )
     if asked and (options.compare_scale or options.temperatures):
         raise UsageError(asked[0], "expected one scale and temperature beside it, got several")
+    if options.weights:
+        for option, given in (
+            ("--compare-scale", options.compare_scale),
+            ("--temperatures", options.temperatures),
+            ("--fail-on max-logit", any("max-logit" in text for text in options.fail_on or ())),
+        ):
+            if given:
+                problem = "expected nothing beside --weights, got it; it needs logits"
+                raise UsageError(option, problem)
     if options.sample_rows is not None and (asked or options.fail_on):
         other = asked[0] if asked else "--fail-on"
         raise UsageError(other, "expected all rows, got --sample-rows")

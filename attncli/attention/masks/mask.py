@@ -190,6 +190,11 @@ class Mask:
         """Whether anything is added to the logits."""
         return self.slopes is not None or self.added is not None
 
+    @property
+    def hides(self) -> bool:
+        """Whether there is any rule of what is visible; padded queries are none."""
+        return bool(self.rules)
+
     def differs(self, axis: int) -> bool:
         """Whether any rule is given apart for each batch (0) or head (1)."""
         of_batch = [self.query_lengths] if self.shift is None else [self.shift, self.query_lengths]

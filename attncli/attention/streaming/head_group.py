@@ -76,6 +76,8 @@ class HeadGroup:
         may_overflow: whether logits may be NaN or infinite, so that each tile has to be looked
             at.
         top_key: whether to note where the largest logit of each row stands.
+        given: (G, S_q, S_k), weights in the place of q and keys, where they came; None for none.
+        zeros_hidden: whether those of 0 are hidden.
         workers: how many threads share the rows.
     """
 
@@ -99,6 +101,8 @@ class HeadGroup:
     by_interval: bool
     may_overflow: bool
     top_key: bool
+    given: torch.Tensor | None = None
+    zeros_hidden: bool = False
     workers: int = 1
 
     @property
@@ -114,7 +118,8 @@ class HeadGroup:
     @property
     def plain(self) -> bool:
         """Whether the logits are scaled products alone, and intervals say which are visible."""
-        return self.softcap is None and self.slopes is None and self.by_interval
+        scores_alone = self.softcap is None and self.slopes is None and self.given is None
+        return scores_alone and self.by_interval
 
     @property
     def in_a_row(self) -> bool:
@@ -191,7 +196,17 @@ class HeadGroup:
         batch = slice(self.batch, self.batch + 1)
         rows, cols = self._index(block), slice(tile.start, tile.stop)
         found: torch.Tensor = self.mask.visible(batch, heads, rows, cols)[0]
+        if self.zeros_hidden:
+            found = found & (self.given_weights(block, tile) != 0)
         return found
+
+    def given_weights(self, block: RowBlock, tile: Tile) -> torch.Tensor:
+        """(G, rows, keys), those of a tile in the dtype and on the device of arithmetic."""
+        assert self.given is not None
+        rows = self._index(block)
+        if isinstance(rows, torch.Tensor):
+            rows = rows.to(self.given.device)
+        return self.given[:, rows, tile.start : tile.stop].to(self.device, self.dtype)
 
     def added(self, block: RowBlock, tile: Tile) -> torch.Tensor | None:
         """(G | 1, rows, keys), what an additive mask adds; None where there is none."""
@@ -270,7 +285,7 @@ def make_group(
     scale, slopes = problem.scales_of(heads) / problem.temperature, mask.slopes
     hull = problem.mask.hull(batch, heads).queries(queries)
     bounds = np.stack([hull.first, hull.stop]).astype(np.int32)
-    places = positions = None
+    places, positions, given = None, None, problem.given
     if problem.mask.shift is not None:
         places = problem.mask.positions(slice(batch, batch + 1), queries)[0]
         positions = torch.as_tensor(places, device=problem.device)
@@ -292,9 +307,11 @@ def make_group(
         places=places,
         positions=positions,
         positions_float=None if positions is None else problem.cast(positions),
-        by_interval=hull.exact and mask.added is None,
-        may_overflow=_may_overflow(q, keys, scale / (problem.softcap or 1.0)),
+        by_interval=hull.exact and mask.added is None and given is None,
+        may_overflow=given is not None or _may_overflow(q, keys, scale / (problem.softcap or 1.0)),
         top_key=with_top_key or problem.dtype == torch.float64,
+        given=None if given is None else given.values[batch, heads.start : heads.stop],
+        zeros_hidden=given is not None and given.zeros_hidden,
     )
 
 

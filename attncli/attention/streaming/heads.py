@@ -196,5 +196,7 @@ def _spread(values: torch.Tensor) -> tuple[float | None, float | None, float | N
 
 
 def _largest_logit(rows: HeadRows) -> float | None:
+    if rows.max_logit is None:
+        return None
     known = rows.max_logit[~torch.isnan(rows.max_logit)]
     return float(known.max()) if len(known) else None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attncli.attention.streaming.head_group import HeadGroup
-from attncli.attention.streaming.tiles import TileSums, exponential
+from attncli.attention.streaming.tiles import NO_WEIGHT, TileSums, exponential
 from attncli.columns import column
 
 
@@ -44,10 +44,13 @@ class RowStatistics:
     top_key: torch.Tensor | None = column(
         "top key", description="int64, key of the largest logit, −1 for none; None if not asked for"
     )
-    max_logit: torch.Tensor = column(
-        "max logit", description="the largest that is not NaN; NaN where there is no other"
+    max_logit: torch.Tensor | None = column(
+        "max logit",
+        description="the largest that is not NaN; NaN where there is no other; None of weights",
     )
-    logsumexp: torch.Tensor = column("logsumexp", description="of the visible keys alone")
+    logsumexp: torch.Tensor | None = column(
+        "logsumexp", description="of the visible keys alone; None of weights"
+    )
     sink_mass: torch.Tensor | None = column(
         "sink mass",
         description="weight on the first keys; None until it is looked for",
@@ -89,8 +92,10 @@ def finish_rows(group: HeadGroup, sums: TileSums) -> RowStatistics:
     Source: entropy H = ln Σe^(s−m) − Σe^(s−m)(s−m) / Σe^(s−m), from H = −Σ w ln w.
     """
     sinks, keys = group.sinks, sums.seen.expand(sums.nonfinite.shape)
-    empty = keys == 0
     merged = _merge_tiles(group, sums)
+    if group.given is not None:  # a row that gives nothing is an empty one, whatever it may see
+        keys = keys.masked_fill(merged.row_max == NO_WEIGHT, 0)
+    empty = keys == 0
     joined = merged if sinks is None else _join_sink(merged, sinks, sums.lost)
     shrink = exponential(merged.row_max - joined.row_max)  # 1 without a sink
     largest = shrink / (1 + joined.sum_exp_minus_1)
@@ -107,6 +112,7 @@ def finish_rows(group: HeadGroup, sums: TileSums) -> RowStatistics:
 
     entropy = of_rows(torch.minimum(entropy.clamp(min=0.0), limit) + 0.0)  # never −0.0
 
+    logits_known = group.given is None
     return RowStatistics(
         keys=keys,
         entropy_nats=entropy,
@@ -115,8 +121,10 @@ def finish_rows(group: HeadGroup, sums: TileSums) -> RowStatistics:
         effective_keys=torch.exp(entropy),
         max_weight=of_rows(largest),
         top_key=_top_key(sums, merged, empty),
-        max_logit=of_rows(merged.row_max.masked_fill(sums.lost & merged.vanished, torch.nan)),
-        logsumexp=of_rows(_logsumexp(sums, merged)),
+        max_logit=of_rows(merged.row_max.masked_fill(sums.lost & merged.vanished, torch.nan))
+        if logits_known
+        else None,
+        logsumexp=of_rows(_logsumexp(sums, merged)) if logits_known else None,
         distance=None if merged.distance is None else of_rows(merged.distance * largest),
         sink_weight=None if sink_weight is None else of_rows(sink_weight),
         nonfinite=sums.nonfinite | (merged.vanished & ~empty),

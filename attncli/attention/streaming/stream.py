@@ -243,6 +243,8 @@ def _largest_logit(
     group: HeadGroup, index: int, rows: RowStatistics
 ) -> tuple[int | None, int | None]:
     """Query and key of the largest logit of a head, the first where several are equal."""
+    if rows.max_logit is None:
+        return None, None
     logits = rows.max_logit[index]
     logits = torch.where(torch.isnan(logits), -torch.inf, logits)
     if not len(logits):

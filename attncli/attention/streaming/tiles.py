@@ -20,6 +20,8 @@ import torch
 
 from attncli.attention.streaming.head_group import HeadGroup, RowBlock, Tile
 
+# The logit of a visible key whose weight is 0: e^−10,000 is 0 in every dtype, and it is no ∞.
+NO_WEIGHT = -1e4
 LOG2_E = 1.4426950408889634
 
 # Half of these keys would stay in a second-level cache of 2 MiB, a tenth faster in one thread. In
@@ -217,6 +219,8 @@ def score_tile(
     Returns:
         The visible keys of each row, int64 (G | 1, rows), or one int where nothing is hidden.
     """
+    if group.given is not None:
+        return _logarithms(group, block, tile, logits)
     keys = group.keys[:, :, tile.start : tile.stop]
     if group.dtype == torch.float32 and isinstance(factor, float):
         logits.baddbmm_(queries, keys, beta=0, alpha=factor)
@@ -232,6 +236,16 @@ def score_tile(
     added = group.added(block, tile)
     if added is not None:
         logits += added
+    visible = group.visible(block, tile)
+    logits.masked_fill_(~visible, -torch.inf)
+    return visible.sum(-1)
+
+
+def _logarithms(
+    group: HeadGroup, block: RowBlock, tile: Tile, logits: torch.Tensor
+) -> torch.Tensor:
+    """Logits that lead to the weights given; the visible keys of each row as for `score_tile`."""
+    logits.copy_(group.given_weights(block, tile)).log_().clamp_(min=NO_WEIGHT)
     visible = group.visible(block, tile)
     logits.masked_fill_(~visible, -torch.inf)
     return visible.sum(-1)
