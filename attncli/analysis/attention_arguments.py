@@ -89,7 +89,8 @@ def arguments_record(
         if told.kind not in (*FROM_FILES, Kind.CHOICE):
             value = getattr(options, name)
             record[name] = list(value) if isinstance(value, tuple) else value
-    record["query_offset"] = None if mask_offset is None else alone(mask_offset.tolist())
+    if mask_offset is not None:  # else it holds for each document, or is not declared
+        record["query_offset"] = alone(mask_offset.tolist())
     for name, told in OPTIONS.items():
         if told.kind in FROM_FILES:
             value = getattr(options, name)

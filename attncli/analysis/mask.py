@@ -253,6 +253,7 @@ def sizes_of(
     for array, axes in (
         (scores, _AXES),
         (options.segments, _OF_KEYS),
+        (options.position_ids, _OF_KEYS),
         (options.key_padding, _OF_KEYS),
         (options.attn_mask, _AXES),
         (options.alibi_slopes, ("heads",)),
@@ -263,6 +264,11 @@ def sizes_of(
                 found[axis] = length
     if found.get("q_len") == 1 and offset is None and options.needs_positions:
         del found["q_len"]  # one row for all queries; how many there are, the keys say
+    if options.query_segments is not None:
+        found["q_len"] = options.query_segments.shape[-1]
+    for axis, edges in (("q_len", options.cu_seqlens_q), ("k_len", options.cu_seqlens_k)):
+        if edges is not None and edges.size:
+            found[axis] = int(edges.ravel()[-1])
     found |= {name: length for name, length in said.items() if length is not None}
     default = found.get("q_len", found.get("k_len", DEFAULT_LENGTH))
     return Sizes(

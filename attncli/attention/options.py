@@ -103,6 +103,10 @@ class Told:
     positional: bool = False
 
 
+# The options that tell documents apart, of which there is one at most, or the last two.
+DOCUMENTS = ("segments", "position_ids", "cu_seqlens_q", "cu_seqlens_k")
+
+
 def option(default: Any, help: str, *args: Any, **told: Any) -> Any:
     """A field of a dataclass that is an option; arguments after the default as for `Told`."""
     return field(default=default, metadata={"told": Told(help, *args, **told)})
@@ -134,6 +138,13 @@ class AttentionOptions:
         hide_below: numbers of an additive `attn_mask` at or below it hide their keys; None for
             those that leave a key no weight at all beside its row's other keys.
         segments: integer document ids of the keys, (S_k,) or (B, S_k).
+        query_segments: those of the queries, (S_q,) or (B, S_q), beside `segments`; None for those
+            of the keys at their positions.
+        position_ids: integers, (S_k,) or (B, S_k), of which one that is no larger than the one
+            before it begins a document.
+        cu_seqlens_q: integers (documents + 1,), 0, ascending, S_q: where those of the queries begin
+            and end.
+        cu_seqlens_k: likewise of the keys, up to S_k; either serves both where S_q = S_k.
         alibi: add the bias −mₕ·|p − j|, with the slopes mₕ of its paper.
         alibi_slopes: add that bias with these slopes, (H,) or (1, H).
         sinks: one logit per query head, (H,), that joins the softmax denominator.
@@ -193,6 +204,27 @@ class AttentionOptions:
     segments: NDArray[Any] | None = option(
         None, "Document of each key: no leaks.", "FILE|ID,ID,…", Kind.IDS
     )
+    query_segments: NDArray[Any] | None = option(
+        None,
+        "Document of each query, where its position does not say it.",
+        "FILE|ID,ID,…",
+        Kind.IDS,
+    )
+    position_ids: NDArray[Any] | None = option(
+        None,
+        "Position of each key in its document: one begins where they restart.",
+        "FILE|N,N,…",
+        Kind.IDS,
+    )
+    cu_seqlens_q: NDArray[Any] | None = option(
+        None,
+        "Where documents of the queries begin and end, as FlashAttention has it.",
+        "FILE|0,N,…",
+        Kind.IDS,
+    )
+    cu_seqlens_k: NDArray[Any] | None = option(
+        None, "Likewise of the keys.", "FILE|0,N,…", Kind.IDS
+    )
     alibi: bool = option(False, "Add the bias −mₕ·|p − j|.", None, Kind.FLAG)
     alibi_slopes: NDArray[np.float64] | None = option(
         None, "Add it with these slopes mₕ, one per head.", "FILE|X,X,…", Kind.LOGITS
@@ -218,6 +250,13 @@ class AttentionOptions:
                 raise UsageError(f"«{name}»", f"expected a finite number above 0, got {value}")
         for name in ("left_window", "right_window", "sink_window", "prefix"):
             _refuse_negative(name, getattr(self, name))
+        ways = [name for name in DOCUMENTS if getattr(self, name) is not None]
+        if len(ways) > 1 and ways != ["cu_seqlens_q", "cu_seqlens_k"]:
+            wanted = f"expected one way to tell documents, got «{ways[0]}» too"
+            raise UsageError(f"«{ways[1]}»", wanted)
+        if self.query_segments is not None and self.segments is None:
+            wanted = "expected «segments» beside it, got «query_segments» alone"
+            raise UsageError("«query_segments»", wanted)
         for name in ("key_lengths", "query_lengths"):
             for length in getattr(self, name) or ():
                 _refuse_negative(name, length)
@@ -240,7 +279,8 @@ class AttentionOptions:
             "causal": self.causal,
             "left_window": self.left_window is not None,
             "right_window": self.right_window is not None,
-            "segments": self.segments is not None,
+            "segments": self.segments is not None and self.query_segments is None,
+            "position_ids": self.position_ids is not None,
             "alibi": self.alibi,
             "alibi_slopes": self.alibi_slopes is not None,
         }

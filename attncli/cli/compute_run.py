@@ -296,7 +296,9 @@ def _options_in_use(one: GroupStages) -> str:
     if options.attn_mask is not None and options.attn_mask.dtype == bool:
         parts.append(f"True = {options.mask_true}")
     if options.needs_positions or options.query_offset is not None:
-        parts.append(f"query 0 at position {_told(record['query_offset'])}")
+        offset = record["query_offset"]
+        where = "query 0 at position" if isinstance(offset, int | list) else "in each document"
+        parts.append(f"{where} {_told(offset)}")
     return " · ".join(parts)
 
 

@@ -227,7 +227,7 @@ def _count_intervals(
     mask: IntervalMask, query_edges: NDArray[np.int64], key_edges: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """From the interval of each query: what lies below one edge, without that below the last."""
-    if mask.kept:
+    if mask.kept is not None:
         both = (_count_intervals(part, query_edges, key_edges) for part in mask.parts)
         return np.add(*both)
     ordered = SortedIntervals(mask)

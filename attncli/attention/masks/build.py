@@ -66,7 +66,8 @@ def build_mask(
         DataError: a mask or padding array has the wrong shape or values.
     """
     real, warnings = read_real_cells(options, sizes)
-    documents = read_documents(options, sizes)
+    documents, said = read_documents(options, sizes)
+    warnings += said
     if placement is None:
         placement, said = place(options, sizes, real, documents)
         warnings += said
@@ -102,7 +103,7 @@ def build_mask(
 def placement_of(options: AttentionOptions, sizes: Sizes) -> Placement | None:
     """Where the queries stand; None where positions are not defined."""
     real, _ = read_real_cells(options, sizes)
-    return place(options, sizes, real, read_documents(options, sizes))[0]
+    return place(options, sizes, real, read_documents(options, sizes)[0])[0]
 
 
 def read_real_cells(options: AttentionOptions, sizes: Sizes) -> tuple[RealCells, list[str]]:
@@ -189,15 +190,19 @@ def _positional(
     position = placement.positions(sizes.q_len)  # (B | 1, S_q)
     first, stop = np.zeros_like(position), np.full_like(position, sizes.k_len)
     if options.causal:
-        stop = np.maximum(position + 1, min(options.prefix or 0, sizes.k_len))
+        stop = position + 1
+        if options.prefix is not None:
+            stop = np.maximum(stop, placement.start + min(options.prefix, sizes.k_len))
     if options.right_window is not None:
         stop = np.minimum(stop, position + min(options.right_window, _WIDEST) + 1)
     if options.left_window is not None:
         first = position - min(options.left_window, _WIDEST)
-    first, kept = np.clip(first, 0, sizes.k_len), min(options.sink_window or 0, sizes.k_len)
-    first = np.where(first <= kept, 0, first)  # no key is left out between both
-    stop = np.maximum(first, np.clip(stop, 0, sizes.k_len))
-    yield KeyInterval(first, stop, kept if first.any() else 0)
+    first, kept = np.clip(first, 0, sizes.k_len), None
+    if options.sink_window is not None:
+        kept = np.zeros_like(position) + placement.start + min(options.sink_window, sizes.k_len)
+        first = np.where(first <= kept, 0, first)  # no key is left out between both
+        kept = kept if first.any() else None
+    yield KeyInterval(first, np.maximum(first, np.clip(stop, 0, sizes.k_len)), kept)
 
 
 def read_mask(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attncli.attention.masks.build import build_mask, placement_of
 from attncli.attention.masks.interval_mask import row_differences
 from attncli.attention.masks.mask import HeadMask, Mask, head_masks
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import DOCUMENTS, AttentionOptions
 from attncli.attention.sizes import Sizes
 from attncli.columns import column
 from attncli.errors import DataError
@@ -28,7 +28,7 @@ RULES = {
     "left window": (("left_window",), ("sink_window",)),
     "right window": (("right_window",), ()),
     "dilation": (("dilation",), ("left_window", "right_window")),
-    "segments": (("segments",), ()),
+    "segments": (DOCUMENTS, ("query_segments",)),
     "key padding": (("key_lengths", "key_padding"), ()),
 }
 

@@ -112,7 +112,7 @@ def complete(pattern: Pattern, marginals: Marginals, hide: bool = False) -> Patt
     found, some = pattern.interval_mask(len(marginals.counts)), marginals.counts > 0
     if hide:
         found = replace(found, stop=np.where(some, found.stop, 0))
-    first = 0 if found.kept else found.first
+    first = found.first if found.kept is None else 0
     if (some & ((marginals.first < first) | (marginals.last >= found.stop))).any():
         return None
     reach, seen = found.marginals().used, marginals.used > 0

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 class IntervalMask:
     """Rows of cells given by what they have in common.
 
-    Query i sees key j iff first_i ≤ j or j < kept, and j < stop_i, the key is real, and both have
-    the same document.
+    Query i sees key j iff first_i ≤ j or j < kept_i, and j < stop_i, the key is real, and both
+    have the same document.
 
     Attributes:
         k_len: S_k.
@@ -28,7 +28,7 @@ class IntervalMask:
         keep: bool (S_k,), True = real key; None for all real.
         key_ids: int64 (S_k,), document of each key, at least 0; None for one document.
         query_ids: int64 (S_q,), document of each query, −1 for none; None beside `key_ids` None.
-        kept: number of first keys that `first` does not hide.
+        kept: int64 (S_q,), number of first keys that `first` does not hide; None for 0.
     """
 
     k_len: int
@@ -37,7 +37,7 @@ class IntervalMask:
     keep: NDArray[np.bool_] | None = None
     key_ids: NDArray[np.int64] | None = None
     query_ids: NDArray[np.int64] | None = None
-    kept: int = 0
+    kept: NDArray[np.int64] | None = None
 
     @classmethod
     def full(cls, rows: int, k_len: int) -> IntervalMask:
@@ -67,11 +67,11 @@ class IntervalMask:
     @property
     def parts(self) -> tuple[IntervalMask, ...]:
         """The same cells as structures of which none keeps any keys; no cell is in two."""
-        if not self.kept:
+        if self.kept is None:
             return (self,)
         before = np.minimum(self.kept, np.minimum(self.first, self.stop))
-        kept = replace(self, first=np.zeros_like(before), stop=before, kept=0)
-        return kept, replace(self, kept=0)
+        kept = replace(self, first=np.zeros_like(before), stop=before, kept=None)
+        return kept, replace(self, kept=None)
 
     def marginals(self) -> Marginals:
         """Counts, first and last key of each row, and queries of each key."""
@@ -104,8 +104,8 @@ class IntervalMask:
         first: NDArray[Any] = self.first[rows, None].astype(width)  # (rows, 1)
         stop: NDArray[Any] = self.stop[rows, None].astype(width)
         seen: NDArray[np.bool_] = keys >= first  # (rows, S_k)
-        if self.kept:
-            seen |= keys < self.kept
+        if self.kept is not None:
+            seen |= keys < self.kept[rows, None].astype(width)
         seen &= keys < stop
         if self.keep is not None:
             seen &= self.keep
@@ -156,20 +156,22 @@ class Hull:
         first: int64 (S_q,), the first of them; `stop` where there are none.
         stop: int64 (S_q,), one past the last.
         exact: whether each query sees every key of its interval.
-        kept: where a gap begins in which no query sees a key.
-        resumed: int64 (S_q,), where it ends for each query; None where there is no gap.
+        kept: int64 (S_q,), where a gap begins in which the query sees no key; None for no gap.
+        resumed: int64 (S_q,), where it ends; None likewise.
     """
 
     first: NDArray[np.int64]
     stop: NDArray[np.int64]
     exact: bool
-    kept: int = 0
+    kept: NDArray[np.int64] | None = None
     resumed: NDArray[np.int64] | None = None
 
     def queries(self, chosen: NDArray[np.int64] | slice) -> Hull:
         """The same for some queries alone."""
-        resumed = None if self.resumed is None else self.resumed[chosen]
-        return replace(self, first=self.first[chosen], stop=self.stop[chosen], resumed=resumed)
+        first, stop = self.first[chosen], self.stop[chosen]
+        if self.kept is None or self.resumed is None:
+            return replace(self, first=first, stop=stop)
+        return Hull(first, stop, self.exact, self.kept[chosen], self.resumed[chosen])
 
     def spans(self) -> list[tuple[int, int]]:
         """Intervals of keys, in their order, outside of which none of the queries sees any."""
@@ -177,17 +179,19 @@ class Hull:
         if not some.any():
             return []
         low, high = int(self.first[some].min()), int(self.stop[some].max())
-        resumed = low if self.resumed is None else int(self.resumed[some].min())
-        if resumed <= self.kept:
+        if self.kept is None or self.resumed is None:
             return [(low, high)]
-        return [(low, min(self.kept, high)), (max(low, resumed), high)]
+        kept, resumed = int(self.kept[some].max()), int(self.resumed[some].min())
+        if resumed <= kept:
+            return [(low, high)]
+        return [(low, min(kept, high)), (max(low, resumed), high)]
 
 
 class SortedIntervals:
     """The real keys of a structure sorted by document, each query an interval [low, high) of them.
 
     Attributes:
-        of: what was sorted; it keeps no first keys.
+        of: what was sorted, with `kept` None.
         keys: int64 (real keys,), indices of the keys, sorted by document and then by position.
         low, high: int64 (S_q,), the interval of each query; equal where it sees no key.
     """
@@ -272,7 +276,8 @@ def intersection(a: IntervalMask, b: IntervalMask) -> IntervalMask:
         keys, queries = b.key_ids, b.query_ids
     elif b.key_ids is not None and b.query_ids is not None:
         keys, queries = _paired_ids(keys, queries, b.key_ids, b.query_ids)
-    return IntervalMask(a.k_len, first, stop, keep, keys, queries, max(a.kept, b.kept))
+    kept = a.kept if b.kept is None else b.kept
+    return IntervalMask(a.k_len, first, stop, keep, keys, queries, kept)
 
 
 def row_differences(a: IntervalMask, b: IntervalMask) -> NDArray[np.int64]:

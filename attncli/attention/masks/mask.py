@@ -302,7 +302,7 @@ class HeadMask:
     def sorted_intervals(self) -> SortedIntervals | None:
         """Keys in an order in which each query sees an interval; None where cells are needed."""
         found = self.interval_mask
-        return None if found is None or found.kept else SortedIntervals(found)
+        return None if found is None or found.kept is not None else SortedIntervals(found)
 
     @cached_property
     def marginals(self) -> Marginals:

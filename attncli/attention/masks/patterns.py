@@ -104,7 +104,8 @@ class Pattern:
             keys, queries = document_of(self.ids, position)
         elif self.dilation is not None:
             keys, queries = np.arange(self.k_len) % self.dilation, position % self.dilation
-        return IntervalMask(self.k_len, first, stop, self.keep, keys, queries, self.kept or 0)
+        kept = None if self.kept is None else np.full(rows, self.kept)
+        return IntervalMask(self.k_len, first, stop, self.keep, keys, queries, kept)
 
     @property
     def offset(self) -> int | None:
@@ -213,6 +214,8 @@ def _where(patterns: Sequence[Pattern]) -> str:
     """Where query 0 stands, in brackets; nothing where it is at key 0 of a square."""
     first = patterns[0]
     offsets = _alike([pattern.offset for pattern in patterns])
+    if offsets == (None,):
+        return ""
     if len(offsets) > 1:
         return f" (offsets {','.join(map(str, offsets))})"
     offset = offsets[0]

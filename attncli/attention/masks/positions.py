@@ -83,18 +83,97 @@ class RealCells:
         return real if self.key_padding is None else real & _of(self.key_padding, batch)
 
 
-def read_documents(options: AttentionOptions, sizes: Sizes) -> Documents | None:
-    """The documents that the options declare; None for none.
+def read_documents(options: AttentionOptions, sizes: Sizes) -> tuple[Documents | None, list[str]]:
+    """The documents that the options declare, None for none, and what the reader should know.
 
     Raises:
         UsageError: ids or offsets that do not fit the sizes.
         DataError: ids that are not integers.
     """
+    if options.cu_seqlens_q is not None or options.cu_seqlens_k is not None:
+        return _packed(options, sizes), []
+    if options.position_ids is not None:
+        return _restarted(options.position_ids, sizes)
     if options.segments is None:
-        return None
+        return None, []
     keys = _read_ids(options.segments, "segments", "key", sizes.batch, sizes.k_len)
-    known = np.unique(keys)
-    return Documents(np.searchsorted(known, keys), None)
+    if options.query_segments is None:
+        known = np.unique(keys)
+        return Documents(np.searchsorted(known, keys), None), _doubt_of_positions(keys, sizes)
+    given = options.query_segments
+    queries = _read_ids(given, "query_segments", "query", sizes.batch, sizes.q_len)
+    known = np.unique(np.concatenate([keys.ravel(), queries.ravel()]))
+    return Documents(*(np.searchsorted(known, ids) for ids in (keys, queries))), []
+
+
+def _doubt_of_positions(keys: NDArray[np.int64], sizes: Sizes) -> list[str]:
+    """As many documents as queries may mean that each has one, wherever positions put them."""
+    if sizes.q_len == sizes.k_len or sizes.q_len < 2:
+        return []
+    own = [np.unique(row, return_index=True) for row in keys]
+    if any(len(ids) != sizes.q_len for ids, _ in own):
+        return []
+    ids, first = own[0]
+    example = ",".join(map(str, ids[np.argsort(first)][:20])) + ",…" * (len(ids) > 20)
+    return [
+        f"«segments»: each query sees the document at its position; with {len(ids)} documents and "
+        f"as many queries, was one query of each meant? «query_segments={example}»"
+    ]
+
+
+def _restarted(given: NDArray[Any], sizes: Sizes) -> tuple[Documents, list[str]]:
+    """A document begins wherever a position is no larger than the one before it."""
+    ids = _read_ids(given, "position_ids", "key", sizes.batch, sizes.k_len)
+    steps = np.diff(ids, axis=1, prepend=ids[:, :1] - 1)
+    keys = np.cumsum(steps <= 0, axis=1, dtype=np.int64)
+    said = []
+    if (steps > 1).any():
+        said = [
+            "«position_ids»: some positions skip numbers within a document; distances and windows "
+            "count keys all the same"
+        ]
+    return Documents(keys, keys if sizes.q_len == sizes.k_len else None), said
+
+
+def _packed(options: AttentionOptions, sizes: Sizes) -> Documents:
+    """Documents one after another, by their cumulative lengths."""
+    given = {"q": options.cu_seqlens_q, "k": options.cu_seqlens_k}
+    lengths = {"q": sizes.q_len, "k": sizes.k_len}
+    missing = next((axis for axis, edges in given.items() if edges is None), None)
+    if missing is not None:
+        there = given["k" if missing == "q" else "q"]
+        assert there is not None  # whoever asks has one
+        if sizes.q_len != sizes.k_len:
+            one_each = ",".join(map(str, range(there.size)))
+            fits = there.size - 1 == lengths[missing] and there.size < 20
+            noun = "query" if missing == "q" else "key"
+            raise UsageError(
+                f"«cu_seqlens_{missing}»",
+                f"expected a value, since S_q={sizes.q_len} differs from S_k={sizes.k_len}, "
+                "got none",
+                f"one {noun} of each document: «cu_seqlens_{missing}={one_each}»" if fits else "",
+            )
+        given[missing] = there
+    counts: dict[str, NDArray[np.int64]] = {}
+    for axis, edges in given.items():
+        assert edges is not None  # the one missing is that of the other axis
+        where, cumulative = f"«cu_seqlens_{axis}»", np.atleast_1d(edges)
+        if cumulative.dtype.kind not in "iu" or cumulative.ndim > 1:
+            got = f"{cumulative.dtype} of shape {cumulative.shape}"
+            raise DataError(where, f"expected a list of integers, got {got}")
+        counts[axis] = cumulative[1:].astype(np.int64) - cumulative[:-1]
+        ends = cumulative[:1].tolist() + cumulative[-1:].tolist()
+        if ends != [0, lengths[axis]] or (counts[axis] < 0).any():
+            expected = f"numbers that ascend from 0 to S_{axis}={lengths[axis]}"
+            got = ",".join(map(str, cumulative[:8].tolist())) + ",…" * (len(cumulative) > 8)
+            raise UsageError(where, f"expected {expected}, got {got}")
+    if len(counts["q"]) != len(counts["k"]):
+        raise UsageError(
+            "«cu_seqlens_q»",
+            f"expected {len(counts['k'])} documents as in «cu_seqlens_k», got {len(counts['q'])}",
+        )
+    keys, queries = (np.repeat(np.arange(len(n)), n)[None] for n in (counts["k"], counts["q"]))
+    return Documents(keys, queries)
 
 
 def place(
@@ -106,6 +185,8 @@ def place(
         UsageError: positions are needed and nothing says where queries stand; or there are
             neither one offset nor one per batch.
     """
+    if documents is not None and documents.queries is not None:
+        return _place_in_documents(options, sizes, real, documents.keys, documents.queries)
     declared = options.query_offset
     zeros = np.zeros((1, 1), np.int64)
     if declared is None:
@@ -113,13 +194,13 @@ def place(
             return Placement(zeros, zeros), []
         if options.needs_positions:
             corner, _ = _corners(sizes, real)
-            raise UsageError(
-                "«query_offset»",
-                f"expected a value, since «{options.needs_positions[0]}» needs positions and "
-                f"S_q={sizes.q_len} differs from S_k={sizes.k_len}, got none",
+            raise _undeclared(
+                options,
+                f"S_q={sizes.q_len} differs from S_k={sizes.k_len}",
                 "top-left: query 0 stands at key 0 (PyTorch is_causal); bottom-right: the last "
                 f"query stands at the last key, an offset of {_listed(corner)} "
-                "(KV cache, FlashAttention)",
+                "(KV cache, FlashAttention)"
+                + ("; «query_segments» says it for each" if options.segments is not None else ""),
             )
         return None, []
     if declared is Corner.BOTTOM_RIGHT:
@@ -127,6 +208,110 @@ def place(
         return Placement(corner[:, None], zeros), said
     offsets = 0 if declared is Corner.TOP_LEFT else declared
     return Placement(_per_batch(offsets, sizes.batch)[:, None], zeros), []
+
+
+def _place_in_documents(
+    options: AttentionOptions,
+    sizes: Sizes,
+    real: RealCells,
+    keys: NDArray[np.int64],
+    queries: NDArray[np.int64],
+) -> tuple[Placement | None, list[str]]:
+    """Each query as far into the keys of its document as into the queries of it, and an offset."""
+    declared = options.query_offset
+    per_batch = (keys, queries, real.key_lengths, real.query_lengths)
+    batches = max(map(len, per_batch))
+    if real.key_padding is not None:
+        batches = max(batches, len(real.key_padding))
+    offsets = np.zeros(1, np.int64)
+    if declared is not None and not isinstance(declared, Corner):
+        offsets = _per_batch(declared, sizes.batch)
+        batches = max(batches, len(offsets))
+    shifts = np.zeros((batches, sizes.q_len), np.int64)
+    starts, gaps = np.zeros_like(shifts), False
+    for batch in range(batches):
+        own = _of(queries, batch)
+        count = 1 + max(int(each.max(initial=-1)) for each in (own, _of(keys, batch)))
+        rows = _Extent.of(own, np.arange(sizes.q_len) < _of(real.query_lengths, batch), count)
+        columns = _Extent.of(_of(keys, batch), real.keys(batch, sizes.k_len), count)
+        starts[batch] = columns.first[own]
+        if declared is None:
+            if np.array_equal(own, _of(keys, batch)):
+                continue
+            if not (rows.counts == columns.counts).all():
+                if not options.needs_positions:
+                    return None, []
+                other = int((rows.counts != columns.counts).argmax())
+                raise _undeclared(
+                    options,
+                    f"document {other} has {rows.counts[other]} queries and "
+                    f"{columns.counts[other]} keys",
+                    "in each document, top-left: its first query stands at its first key; "
+                    "bottom-right: its last at its last (FlashAttention)",
+                )
+        for name, extent in (("query_segments", rows), ("segments", columns)):
+            if extent.is_split:
+                raise UsageError(
+                    f"«{name}»", "expected each document in one run where positions count in it"
+                )
+        offset = _of(offsets, batch)
+        if declared is Corner.BOTTOM_RIGHT:
+            offset = columns.real_lengths - rows.real_lengths
+            gaps = gaps or columns.has_gaps
+        shifts[batch] = (columns.first - rows.first + offset)[own]
+    said = []
+    if gaps:
+        said.append(
+            "«query_offset»: bottom-right counts up to the last real key of each document, also "
+            "those before it that are padding"
+        )
+    alike = sizes.q_len == 0 or bool((shifts == shifts[:, :1]).all())
+    return Placement(shifts[:, :1] if alike and sizes.q_len else shifts, starts), said
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Extent:
+    """Where documents lie on one axis; int64 (documents,) each.
+
+    Attributes:
+        first: index of the first key or query; 0 where there are none.
+        counts: how many there are.
+        real_lengths: up to the last that is no padding.
+        real_counts: how many are no padding.
+        is_split: whether some document lies in several runs.
+    """
+
+    first: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    real_lengths: NDArray[np.int64]
+    real_counts: NDArray[np.int64]
+    is_split: bool
+
+    @classmethod
+    def of(cls, ids: NDArray[np.int64], real: NDArray[np.bool_], count: int) -> _Extent:
+        """By the document of each place of the axis, and whether it is no padding."""
+        index = np.arange(len(ids))
+        counts = np.bincount(ids, minlength=count)
+        first = np.full(count, len(ids))
+        np.minimum.at(first, ids, index)
+        first = np.where(counts > 0, first, 0)
+        stop, real_stop = first.copy(), first.copy()
+        np.maximum.at(stop, ids, index + 1)
+        np.maximum.at(real_stop, ids[real], index[real] + 1)
+        real_counts = np.bincount(ids[real], minlength=count)
+        is_split = bool((stop - first != counts).any())
+        return cls(first, counts, real_stop - first, real_counts, is_split)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether padding lies before something that is none."""
+        return bool((self.real_counts < self.real_lengths).any())
+
+
+def _undeclared(options: AttentionOptions, why: str, advice: str) -> UsageError:
+    needing = options.needs_positions[0]
+    problem = f"expected a value, since «{needing}» needs positions and {why}, got none"
+    return UsageError("«query_offset»", problem, advice)
 
 
 def _corners(sizes: Sizes, real: RealCells) -> tuple[NDArray[np.int64], list[str]]:

@@ -17,7 +17,7 @@ from attncli.attention.masks.fit import Nearest, complete, fit, nearest_of
 from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.masks.patterns import Option, Pattern, describe, merge, options_of
 from attncli.attention.masks.positions import read_documents
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import DOCUMENTS, AttentionOptions
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -104,12 +104,13 @@ def described(mask: Mask, options: AttentionOptions, said: str, found: Option) -
         said: what the mask is by its cells alone.
         found: the options that build these; None if none do.
     """
-    asked = describe(merge([_asked(options, mask, batch) for batch in _batches(mask)]))
+    asked = _asked_words(mask, options)
     padding = {"key_lengths", "key_padding"} & (found or {}).keys()
-    for name in ("causal", "left_window", "right_window", *_LOOSER, *_PADDING, "segments"):
+    for name in ("causal", "left_window", "right_window", *_LOOSER, *_PADDING, *DOCUMENTS):
         value = getattr(options, name)
         nothing = value is None or value is False or (name in _LOOSER and value == _LOOSER[name])
         told = name in (found or {}) or (name in _PADDING and padding) or asked == said
+        told = told or (name in DOCUMENTS and "segments" in (found or {}))
         if nothing or told:
             continue
         if options.attn_mask is not None:
@@ -123,23 +124,32 @@ _LOOSER = {"sink_window": 0, "prefix": 0, "dilation": 1}
 _PADDING = ("key_lengths", "key_padding")
 
 
-def _batches(mask: Mask) -> range:
-    return range(mask.sizes.batch if mask.differs(0) else 1)
+def _asked_words(mask: Mask, options: AttentionOptions) -> str:
+    """What the options ask for, whatever of it shows."""
+    batches = range(mask.sizes.batch if mask.differs(0) else 1)
+    said = describe(merge([_asked(options, mask, batch) for batch in batches]))
+    if mask.shift is None or mask.offset is not None:
+        return said
+    offset = options.query_offset
+    offsets = ",".join(map(str, offset)) if isinstance(offset, tuple) else offset
+    at = f"at offset {offsets}" if isinstance(offset, int | tuple) else f"{offset}"
+    return f"{said}; positions counted in each document, {at}"
 
 
 def _asked(options: AttentionOptions, mask: Mask, batch: int) -> Pattern:
     """The pattern that the options ask for in one batch, whatever of it shows."""
-    sizes, offset = mask.sizes, None
+    sizes, own = mask.sizes, mask.shift is not None and mask.offset is None
+    offset = 0 if own else None
     if mask.offset is not None and options.needs_positions:
         offset = int(mask.offset[batch if len(mask.offset) > 1 else 0])
     ends = [0] if options.causal else []
     ends += [] if options.right_window is None else [options.right_window]
-    documents = read_documents(options, sizes)
+    documents, _ = read_documents(options, sizes)
     keys = None if documents is None else documents.keys
     padded = None if options.key_padding is None else mask.real_keys(batch)
     lengths = options.key_lengths
     return Pattern(
-        q_len=sizes.q_len,
+        q_len=sizes.k_len if own else sizes.q_len,  # no corner is that of the whole
         k_len=sizes.k_len,
         lowest=None if options.left_window is None else (offset or 0) - options.left_window,
         kept=options.sink_window or None,

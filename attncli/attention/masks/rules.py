@@ -103,27 +103,29 @@ class KeyInterval(Rule):
     Attributes:
         first: int64 (B | 1, S_q), first key of each query's interval, 0 to S_k.
         stop: int64 (B | 1, S_q), one past its last key; first ≤ stop ≤ S_k.
-        kept: number of keys that are seen even if they come before `first`, not if after `stop`.
+        kept: int64 (B | 1, S_q), number of first keys that are seen although they come before
+            `first`; None for none.
     """
 
     first: Array
     stop: Array
-    kept: int = 0
+    kept: Array | None = None
 
     def cells(self, block: CellBlock) -> Array:
         """Compare keys with both ends."""
         ends = (block.of_queries(each) for each in (self.first, self.stop))
         first, stop = (_like(each, block.keys) for each in ends)  # (b | 1, 1, rows, 1)
         seen = block.keys >= first
-        if self.kept:
-            seen |= block.keys < self.kept
+        if self.kept is not None:
+            seen |= block.keys < _like(block.of_queries(self.kept), block.keys)
         seen &= block.keys < stop
         return seen
 
     def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask:
         """The intervals themselves."""
         first, stop = (_of(each, batch)[:rows] for each in (self.first, self.stop))
-        return IntervalMask(k_len, first, stop, kept=self.kept)
+        kept = None if self.kept is None else _of(self.kept, batch)[:rows]
+        return IntervalMask(k_len, first, stop, kept=kept)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
