@@ -192,6 +192,31 @@ def test_how_far_rows_are_from_1_is_said(run: Run, tmp_path: Path, monkeypatch: 
     assert f"rows of weights sum to 1 within {max(1 - low, high - 1):.2g}" in outcome.stderr
 
 
+def test_the_mask_that_zeros_show(run: Run, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    layers = [weights_of(causal=True, left_window=3, temperature=t) for t in (1.0, 2.0)]
+    torch.save(tuple(layers), "w.pt")
+    found = run("mask", "--weights", "w.pt")
+    assert found.stdout.startswith("causal with a window of 3 keys to the left")
+    assert "the 2 groups of weights have their zeros in common" in found.stderr
+    assert run("mask", "--weights", "w.pt", "--causal", "--fail-on", "leak").code == 0
+    leaking = run(
+        "mask", "--weights", "w.pt", "--causal", "--left-window", 2, "--fail-on", "leak", code=3
+    )
+    assert "expected no visible cell that" in leaking.stderr
+    same = ("--against", "options", "--causal", "--left-window", 3)
+    assert run("mask", "--weights", "w.pt", "--group", "1", *same).code == 0
+    np.save("other.npy", weights_of(causal=True).numpy())
+    differ = run("mask", "--weights", "w.pt", "other.npy", code=2)
+    assert "--group: expected one mask, got those of w.pt, group 0 and other.npy" in differ.stderr
+    np.save("scores.npy", WEIGHTS.numpy() - 0.5)
+    assert (
+        "expected weights, of at least 0" in run("mask", "--weights", "scores.npy", code=1).stderr
+    )
+    both = run("mask", "--weights", "w.pt", "--attn-mask", "other.npy", code=2)
+    assert "--attn-mask: expected nothing of --weights beside it" in both.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from attncli.analysis.attention_arguments import as_array, read_keywords
 from attncli.analysis.tensor_files import FileGroup, groups_in
+from attncli.analysis.weight_files import WeightsGroup, weights_in
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Leak, leaks
 from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.masks.recognise import undeclared_leaks
-from attncli.attention.options import AttentionOptions, Layout
+from attncli.attention.options import BEFORE_WEIGHTS, AttentionOptions, Layout
 from attncli.attention.sizes import PACKED, Sizes, layout_doubts, to_bhsd
-from attncli.errors import UsageError, in_python
+from attncli.errors import DataError, UsageError, in_python
 from attncli.files.tensor import bfloat16_bits
 from attncli.files.writer import TensorSaver
 
@@ -200,6 +201,50 @@ def find_inputs(
         mask_source=None if held is None else f"{file.source}::{held}",
         warnings=tuple(warnings),
     )
+
+
+def shown_by_weights(names: Sequence[str], wanted: Sequence[str]) -> MaskInputs:
+    """The mask that weights were computed with, as far as their zeros tell.
+
+    Args:
+        names: files of weights.
+        wanted: which of their groups; empty where the zeros of all are the same.
+
+    Raises:
+        DataError: files that cannot be read or do not hold weights.
+        UsageError: groups of different zeros.
+    """
+    first, *others = weights_in(names, wanted)
+    shown = _weighted(first)
+    for other in others:
+        if not np.array_equal(_weighted(other), shown):
+            problem = f"expected one mask, got those of {first.place} and {other.place}"
+            raise UsageError("«group»", problem, "the zeros of their weights differ: choose one")
+    declared = {name: value for name, value in first.declared.items() if name not in BEFORE_WEIGHTS}
+    warnings = list(first.file.warnings)
+    if others:
+        warnings.append(f"the {len(others) + 1} groups of weights have their zeros in common")
+    return MaskInputs(
+        group=FileGroup(first.file.source, first.name, {}, declared, first.labels),
+        lengths=dict(zip(_AXES, shown.shape, strict=True)),
+        declared=declared,
+        mask=shown,
+        mask_source=first.place,
+        warnings=tuple(warnings),
+    )
+
+
+def _weighted(group: WeightsGroup) -> NDArray[np.bool_]:
+    """Bool (B, H, S_q, S_k): where the weights are not 0."""
+    weights = as_array(group.read())
+    if not 2 <= weights.ndim <= 4 or weights.dtype.kind not in "fiu":
+        got = f"{weights.dtype} {weights.shape}"
+        raise DataError(group.place, f"expected weights (B, H, S_q, S_k), got {got}")
+    if weights.size and weights.min() < 0:
+        problem = f"expected weights, of at least 0, got {weights.min():.4g}"
+        raise DataError(group.place, problem, "scores before the softmax are no weights yet")
+    shown: NDArray[np.bool_] = weights != 0
+    return shown[(None,) * (4 - shown.ndim)]
 
 
 def _alike(groups: Sequence[FileGroup], layout: Layout, k_layout: Layout | None) -> bool:

@@ -14,8 +14,8 @@ from attncli.analysis.attention_arguments import (
 )
 from attncli.analysis.inputs import Group, labels_of
 from attncli.analysis.options import AttentionWords, FileOptions
-from attncli.attention.given_weights import BEFORE, problem_of_weights
-from attncli.attention.options import AttentionOptions, Layout, Precision
+from attncli.attention.given_weights import problem_of_weights
+from attncli.attention.options import BEFORE_WEIGHTS, AttentionOptions, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.errors import AttncliError
 
@@ -55,7 +55,7 @@ def problem_of_given(
     Raises:
         AttncliError: as `problem_of_weights` does, naming the file.
     """
-    declared = {name: value for name, value in group.declared.items() if name not in BEFORE}
+    declared = {name: value for name, value in group.declared.items() if name not in BEFORE_WEIGHTS}
     arguments = read_arguments(words, declared, group.place)
     try:
         problem = problem_of_weights(

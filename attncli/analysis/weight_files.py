@@ -46,6 +46,11 @@ class WeightsGroup:
     declared: dict[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None
 
+    @property
+    def place(self) -> str:
+        """Its file and name, for messages."""
+        return f"{self.file.source}, group {self.name}" if self.name else self.file.source
+
     def read(self) -> StoredTensor:
         """The tensor, of its layer alone."""
         whole = self.file.read(self.header.name)

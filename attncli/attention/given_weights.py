@@ -12,7 +12,7 @@ import torch
 
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask
-from attncli.attention.options import AttentionOptions, Precision
+from attncli.attention.options import BEFORE_WEIGHTS, AttentionOptions, Precision
 from attncli.attention.problem import (
     GivenWeights,
     Problem,
@@ -30,8 +30,6 @@ MOST_OF_A_ROW = 3.0
 # The share of visible cells without weight from which on it is worth a sentence.
 MANY_ZEROS = 0.1
 BLOCK_CELLS = 1 << 22
-# What shapes weights before they are there.
-BEFORE = ("scale", "temperature", "softcap", "alibi", "alibi_slopes", "sinks")
 
 
 def problem_of_weights(
@@ -59,7 +57,7 @@ def problem_of_weights(
         UsageError: options that do not fit the shapes, or that weights have behind them.
         ResourceError: a device that is not there.
     """
-    for name in BEFORE:
+    for name in BEFORE_WEIGHTS:
         value = getattr(options, name)
         if value is not None and value is not False and not (name == "temperature" and value == 1):
             behind = "it has shaped them already"

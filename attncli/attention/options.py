@@ -289,6 +289,8 @@ class AttentionOptions:
 
 OPTIONS = {entry.name: entry.metadata["told"] for entry in fields(AttentionOptions)}
 OPTION_NAMES = tuple(OPTIONS)
+# What has shaped weights before they are there, beside the mask.
+BEFORE_WEIGHTS = ("scale", "temperature", "softcap", "alibi", "alibi_slopes", "sinks")
 
 
 def _refuse_negative(name: str, value: int | None) -> None:

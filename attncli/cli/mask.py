@@ -36,6 +36,9 @@ class MaskOptions:
         "FILE",
         positional=True,
     )
+    weights: list[str] | None = option(
+        None, "Attention weights: what their zeros hide.", "FILE[::NAME]"
+    )
     group: list[str] | None = option(None, "Which group of a bundle.", "NAME")
     layout: Layout = option(Layout.BHSD, "Order of the axes of the files.")
     k_layout: Layout | None = option(None, "That of K, if another.")
@@ -69,6 +72,8 @@ def mask(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> 
 
     --fail-on leak: the mask of --attn-mask shows a cell that --causal, a window, --segments or
     key padding beside it hides. Without any of these, one beyond the pattern nearest to it.
+
+    --weights FILE is read as the mask that the zeros of attention weights show.
 
     Additive values hide where they leave a key no weight at all beside its row's other keys, as
     -10000 and finfo.min do. Rows of nothing else are described in both readings.

@@ -21,6 +21,7 @@ from attncli.analysis.mask import (
     find_inputs,
     find_leaks,
     save_mask,
+    shown_by_weights,
     sizes_of,
     suspicions,
 )
@@ -165,7 +166,10 @@ def prepare(options: MaskOptions, words: AttentionWords, output: OutputOptions) 
     files, group, softmax = options.files or (), options.group or (), options.effect
     held = words.attn_mask is None
     layouts = options.layout, options.k_layout
-    inputs = find_inputs(files, group, *layouts, softmax=softmax, mask=held)
+    if options.weights is None:
+        inputs = find_inputs(files, group, *layouts, softmax=softmax, mask=held)
+    else:
+        inputs = shown_by_weights((*options.weights, *files), group)
     arguments = read_arguments(
         words, inputs.declared, "" if inputs.group is None else inputs.group.place
     )
@@ -272,7 +276,7 @@ def _unused(options: MaskOptions, words: AttentionWords) -> Iterator[str]:
 
 def _refuse_useless(options: MaskOptions, words: AttentionWords) -> None:
     """Refuse options that would do nothing, or that make no sense together."""
-    wanted, bare = several(options.fail_on), words.attn_mask is None
+    wanted, bare = several(options.fail_on), words.attn_mask is None and options.weights is None
     for name in wanted:
         if name not in FAILURES:
             raise UsageError("--fail-on", f"expected one of {', '.join(FAILURES)}, got {name!r}")
@@ -280,7 +284,7 @@ def _refuse_useless(options: MaskOptions, words: AttentionWords) -> None:
         ("--as", options.save_as is not None, "--save", options.save is not None),
         ("--dtype", options.save_dtype is not None, "--save", options.save is not None),
         ("--dtype", options.save_dtype is not None, "--as additive", options.save_as == "additive"),
-        ("--group", bool(options.group), "a bundle", bool(options.files)),
+        ("--group", bool(options.group), "a bundle", bool(options.files or options.weights)),
         ("--layout", options.layout is not Layout.BHSD, "files", bool(options.files)),
         ("--k-layout", options.k_layout is not None, "files", bool(options.files)),
         ("--effect", options.effect, "files of Q and K", bool(options.files)),
@@ -294,6 +298,9 @@ def _refuse_useless(options: MaskOptions, words: AttentionWords) -> None:
         ("--fail-on", bool(wanted), "--against, which fails by itself", against),
         ("--against", against, "--scores", options.scores is not None),
         ("--against", against, "--effect", options.effect),
+        ("--attn-mask", words.attn_mask is not None, "--weights", options.weights is not None),
+        ("--scores", options.scores is not None, "--weights", options.weights is not None),
+        ("--effect", options.effect, "--weights", options.weights is not None),
         ("--effect", options.effect, "--scores", options.scores is not None),
     ):
         if given and there:
