@@ -506,3 +506,30 @@ def test_the_error_offers_the_offset_of_what_is_real() -> None:
 def test_no_window_is_too_wide_for_any_offset() -> None:
     far = {"query_offset": 2**53, "left_window": 2**62, "right_window": 2**63 - 1}
     assert sets(build(3, 3, causal=True, **far)) == [{0, 1, 2}] * 3
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([0, 1, 2, 0, 1, 2], "the ids count up from key to key, as positions do"),
+        ([0, 1, 2, 3], "the ids count up from key to key, as positions do"),
+        ([1, 1, 0, 1, 2, 3], "the ids count up from key to key, as positions do"),
+        ([0, 1, 2, 0, 1, 2, 1, 1], "the ids count up from key to key, as positions do"),
+        ([0, 1, 0, 1], "id 0 comes again at key 2, after others; both are one document"),
+        ([3, 3, 7, 3], "id 3 comes again at key 3, after others; both are one document"),
+        ([0, 0, 1, 2, 2], None),
+        ([4, 3, 2, 1], None),
+        ([0, 1], None),
+        ([5, 5, 5], None),
+        ([], None),
+    ],
+)
+def test_ids_that_look_like_positions_or_recur(ids: list[int], said: str | None) -> None:
+    batches = np.array([np.zeros(len(ids), int), ids])
+    for segments in (np.array(ids, int), batches):
+        options = AttentionOptions(segments=segments)
+        found = build_mask(options, Sizes(2, 1, len(ids), len(ids))).warnings
+        assert [
+            text.partition("»: ")[2].partition(" («")[0].partition("; «")[0] for text in found
+        ] == ([] if said is None else [said])
+        assert all("«position_ids»" in text for text in found)

@@ -14,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.attention.masks.mask import Mask
-from attncli.attention.masks.positions import Placement, RealCells, place, read_documents
+from attncli.attention.masks.positions import (
+    Placement,
+    RealCells,
+    place,
+    read_documents,
+    segment_doubts,
+)
 from attncli.attention.masks.rules import (
     AdditiveMask,
     BooleanMask,
@@ -82,6 +88,7 @@ def build_mask(
         rules.append(KeyPadding(real.key_padding))
     if documents is not None:
         rules.append(Segments(documents.keys, documents.of_queries(positions)))
+        warnings += segment_doubts(options.segments)
     if options.attn_mask is not None:
         file, said = read_mask(options, sizes)
         rules.append(file)

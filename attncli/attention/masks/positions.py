@@ -365,3 +365,24 @@ def _of(array: NDArray[Any], batch: int) -> Any:
 
 def _listed(offsets: NDArray[np.int64]) -> str:
     return ",".join(map(str, offsets.tolist()))
+
+
+def segment_doubts(segments: NDArray[Any] | None) -> list[str]:
+    """What to say of ids of documents, (S_k,) or (B, S_k), that recur or count up, as positions do.
+
+    Padding may repeat one number at either end.
+    """
+    for ids in () if segments is None else np.atleast_2d(segments).astype(np.int64):
+        starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1))  # of the runs of one id
+        runs = ids[starts]
+        again = np.delete(starts, np.unique(runs, return_index=True)[1])
+        steps, lengths = np.diff(runs), np.diff(starts, append=len(ids))
+        up = ((steps[:-1] == 1) & (steps[1:] == 1)).any()
+        counting = up and ((steps == 1) | (steps < 0)).all() and (lengths[1:-1] == 1).all()
+        if counting and (len(again) or (len(runs) == len(ids) and ids[0] == 0)):
+            said = "the ids count up from key to key, as positions do"
+            return [f"«segments»: {said}; «position_ids» takes those"]
+        if len(again):
+            said = f"id {ids[again[0]]} comes again at key {again[0]}, after others"
+            return [f"«segments»: {said}; both are one document («position_ids» takes positions)"]
+    return []
