@@ -15,14 +15,15 @@ from attncli.analysis.values import several
 from attncli.analysis.weight_files import weights_in
 from attncli.attention import qkv
 from attncli.attention.options import Layout, WeightsLayout
+from attncli.attention.sizes import axes_text, layout_doubts
 from attncli.attention.steps import OutputProjection
 from attncli.errors import DataError, UsageError
 from attncli.files.limits import require_memory
-from attncli.files.names import fits
+from attncli.files.names import fits, usual_layout
 from attncli.files.reader import open_file
 from attncli.files.roles import read_one, split_name
 from attncli.files.tensor import doubts
-from attncli.files.text import listed, shown
+from attncli.files.text import listed, place, shown
 from attncli.files.torch_tensors import as_torch, torch_dtype
 
 RANDOM_OPTIONS = ("batch", "q_len", "k_len", "dk", "dv", "seed")
@@ -106,6 +107,8 @@ def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
     _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "the files")
     if options.files:
         found = groups_in(options.files, options.group or [])
+        if options.layout is Layout.BHSD and options.heads is None:
+            _doubt_layout(found)
         groups = [read_group(group, options.dtype) for group in found]
     else:
         groups = [Group(None, "", {}, {})]
@@ -152,6 +155,21 @@ def load_weights(options: FileOptions, names: Sequence[str]) -> list[Group]:
             )
         )
     return groups
+
+
+def _doubt_layout(groups: Sequence[FileGroup]) -> None:
+    """Let files say where the names of their tensors stand for another layout than bhsd."""
+    for group in groups:
+        shapes = {role: header.shape for role, (_, header) in group.roles.items()}
+        file, q = group.roles["q"]
+        usual = usual_layout(q.name or "", len(q.shape))
+        if usual is None or "k" not in shapes or layout_doubts(shapes, Layout.BHSD):
+            continue
+        last, axes = re.split("[./]", str(q.name))[-1], axes_text(Layout(usual))
+        words = f"«layout={usual}»" + (" with «heads»" if usual == "bsh" else "")
+        said = f"{place(file.source)}: {shown(last, 80)} is {axes} as a rule, which {words} reads"
+        if said not in file.warnings:
+            file.warnings.append(said)
 
 
 def read_tensor(spec: str, option: str, dtype: str | None = None) -> tuple[torch.Tensor, list[str]]:

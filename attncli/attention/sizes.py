@@ -72,6 +72,11 @@ def order_of(layout: Layout, rank: int) -> str:
     return "".join(axis for axis in order if axis not in "bh"[: 4 - rank])
 
 
+def axes_text(layout: Layout) -> str:
+    """The axes of a layout for messages: (B, S, H, d), (B, S, H·d)."""
+    return _named(order_of(layout, 4)).replace("H, d", "H·d" if layout in PACKED else "H, d")
+
+
 def _named(order: str) -> str:
     return f"({', '.join(axis if axis == 'd' else axis.upper() for axis in order)})"
 
@@ -80,8 +85,7 @@ def _unpack(tensor: Tensor, role: str, layout: Layout, heads: int | None) -> Ten
     """(B, S, H, d) of (B, S, H·d), as a view."""
     shape = tuple(tensor.shape)
     if tensor.ndim not in (2, 3):
-        axes = "(S, B, H·d)" if layout is Layout.SBH else "(B, S, H·d)"
-        raise DataError(role, f"expected {axes} for «layout={layout}», got {shape}")
+        raise DataError(role, f"expected {axes_text(layout)} for «layout={layout}», got {shape}")
     if heads is None:
         raise UsageError(f"«layout={layout}»", "expected «heads» beside it, got none")
     if heads < 1 or shape[-1] % heads:
@@ -129,7 +133,8 @@ def layout_doubts(
     Arguments as for `layouts_that_fit`; the shapes go together as they are. Sequences are longer
     than the other axes, as a rule, and those of queries and keys are alike.
     """
-    if layout is not Layout.BHSD or len(shapes["q"]) < 3:
+    ranks = {len(shape) for shape in shapes.values()}
+    if layout is not Layout.BHSD or len(shapes["q"]) < 3 or not ranks <= {2, 3, 4}:
         return []
     q = _axes(shapes["q"], layout)
     _, heads, q_len, width = q

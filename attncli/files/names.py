@@ -54,6 +54,8 @@ _FIT = {
     "qkv": r"\w*qkv\w*|query_key_value|c_attn|in_proj|mixed_x_layer",
     "actual_output": r"\w*(out|output|context|hook_z|attn)|o|z",
     "actual_weights": r"(\w+_)?(weights|attentions?|probs|pattern)",
+    "weights": r"(\w+_)?(weights|attentions?|probs|pattern)",
+    "against": r"(attn_|attention_|causal_)?mask",
     "actual_logsumexp": r"(\w+_)?(lse|logsumexp)",
     "scores": r"(\w+_)?(scores|logits)",
 }
@@ -104,6 +106,19 @@ def dumped_part(name: str) -> Part | None:
     kept = "_".join(word for word in before if word.lower() not in _STAGE)
     group = [name[: len(".".join(pieces[:at]))], kept, *numbers]
     return Part(".".join(filter(None, group)), _IN_DUMPS[words[at][middle].lower()], stage)
+
+
+def usual_layout(name: str, rank: int) -> str | None:
+    """The order of axes that dumps give a tensor of that name and rank; None for no one order.
+
+    Hooks of TransformerLens see (B, S, H, d), and a projection gives (B, S, H·d).
+    """
+    part = None if plain_part(name) else dumped_part(name)
+    if part is None:
+        return None
+    if rank == 4 and re.search(r"(^|[._/])hook_[^./]*$", name):
+        return "bshd"
+    return "bsh" if rank < 4 and part.stage == 0 else None
 
 
 def _roles(words: list[str]) -> list[int]:

@@ -533,3 +533,11 @@ def test_ids_that_look_like_positions_or_recur(ids: list[int], said: str | None)
             text.partition("»: ")[2].partition(" («")[0].partition("; «")[0] for text in found
         ] == ([] if said is None else [said])
         assert all("«position_ids»" in text for text in found)
+
+
+def test_positions_that_look_like_ids_of_documents() -> None:
+    for ids, said in (([0, 0, 1, 1], 1), ([0, 1, 2, 0, 1], 0), ([1, 1, 1, 0, 1, 2, 1, 1, 1], 0)):
+        found = build_mask(
+            AttentionOptions(position_ids=np.array(ids)), Sizes(1, 1, *[len(ids)] * 2)
+        )
+        assert sum("«segments» takes those" in text for text in found.warnings) == said

@@ -271,6 +271,8 @@ def test_what_would_fit_is_named_where_shapes_do_not_go_together(
     np.save("q.npy", np.ones(q, np.float32))
     np.save("k.npy", np.ones(k, np.float32))
     assert said in run("entropy", "q.npy", "k.npy", code=1).stderr
+    if len(q) == 5:
+        assert said in run("mask", "q.npy", "k.npy", code=1).stderr
 
 
 def test_a_group_whose_tensors_lie_in_several_shards(
@@ -316,6 +318,23 @@ def test_a_group_whose_tensors_lie_in_several_shards(
     save_file(second | {"l.1.k": t["k"] + 1}, "again.safetensors")
     both = run("entropy", shards[1], "again.safetensors", "-f", "json").json["data"]
     assert {one["source"] for one in both} == {shards[1], "again.safetensors"}
+
+
+def test_names_that_stand_for_another_layout(run: Run, files: Path) -> None:
+    hooked = {f"blocks.{n}.attn.hook_{r}": torch.rand(1, 4, 12, 8) for n in range(2) for r in "qk"}
+    save_file(hooked, "hooked.safetensors")
+    said = run("entropy", "hooked.safetensors").stderr
+    assert said == (
+        "attncli: warning: blocks.0.attn: hooked.safetensors: hook_q is (B, S, H, d) as a rule, "
+        "which --layout bshd reads\n"
+    )
+    assert run("entropy", "hooked.safetensors", "--layout", "bshd").stderr == ""
+    assert run("entropy", "hooked.safetensors", "--heads", "4").stderr == ""
+    save_file({f"l.{r}_proj": torch.rand(2, 6, 32) for r in "qk"}, "packed.safetensors")
+    said = run("entropy", "packed.safetensors").stderr
+    assert "q_proj is (B, S, H·d) as a rule, which --layout bsh with --heads reads" in said
+    words = ("--layout", "bsh", "--heads", "4")
+    assert run("entropy", "packed.safetensors", *words).stderr == ""
 
 
 FUSED = {

@@ -132,6 +132,11 @@ def _restarted(given: NDArray[Any], sizes: Sizes) -> tuple[Documents, list[str]]
             "«position_ids»: some positions skip numbers within a document; distances and windows "
             "count keys all the same"
         ]
+    if ((steps[:, 1:-2] == 0) & (steps[:, 2:-1] == 1) & (steps[:, 3:] == 0)).any():
+        said.append(
+            "«position_ids»: some repeat from key to key, as ids of documents do; «segments» takes "
+            "those"
+        )
     return Documents(keys, keys if sizes.q_len == sizes.k_len else None), said
 
 
