@@ -22,7 +22,8 @@ from attncli.attention.options import Precision
 from attncli.attention.problem import Problem
 from attncli.cli.check import CheckOptions
 from attncli.cli.options import OutputOptions, defaults_of
-from attncli.cli.output import Record, make_printer, progress, write_result
+from attncli.cli.output import Record, make_printer, write_result
+from attncli.cli.progress import progress
 from attncli.columns import columns_of
 from attncli.errors import CheckFailedError, UsageError
 from attncli.report.check import check_tables, pair_tables

@@ -28,7 +28,8 @@ from attncli.attention.streaming.labels import Thresholds
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
 from attncli.cli.entropy import EntropyOptions
 from attncli.cli.options import OutputOptions
-from attncli.cli.output import make_printer, progress, write_result
+from attncli.cli.output import make_printer, write_result
+from attncli.cli.progress import progress
 from attncli.columns import Column
 from attncli.errors import CheckFailedError, UsageError
 from attncli.report import entropy as report

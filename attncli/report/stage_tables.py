@@ -221,16 +221,24 @@ class _Matrix:
             view.printer.sign(MASKED, "."),
         )
 
-    def cell(self, row: int, column: int) -> tuple[str, str]:
-        """The text of a cell and its style."""
+    def text(self, row: int, column: int) -> str:
+        """The text of a cell."""
         if not self.real[row]:
-            return "", ""
-        seen = self.visible is None or self.visible[row][column]
-        if not seen and self.stage in (Stage.MASKED, Stage.WEIGHTS):
-            return self.masked_sign, "dim"
-        value = self.values[row][column]
-        style = shade(value) if self.stage is Stage.WEIGHTS else "" if seen else "dim"
-        return decimals(value, self.view.digits), style
+            return ""
+        if self.stage in (Stage.MASKED, Stage.WEIGHTS) and not self._seen(row, column):
+            return self.masked_sign
+        return decimals(self.values[row][column], self.view.digits)
+
+    def style(self, row: int, column: int) -> str:
+        """The style of a cell where there is colour."""
+        if not self.real[row]:
+            return ""
+        if not self._seen(row, column):
+            return "dim"
+        return shade(self.values[row][column]) if self.stage is Stage.WEIGHTS else ""
+
+    def _seen(self, row: int, column: int) -> bool:
+        return self.visible is None or self.visible[row][column]
 
     def fitting(self, rows: Sequence[int], room: int) -> dict[int | None, int]:
         """The columns that the room has place for, in order, and the width of each.
@@ -263,7 +271,7 @@ class _Matrix:
             label = max(label, text_width(self.tokens[column]))
         if self.view.printer.on_terminal:
             label = min(label, max(LABEL_WIDTH, len(self.positions[column])))
-        return max([label, *(len(self.cell(row, column)[0]) for row in rows)])
+        return max([label, *(len(self.text(row, column)) for row in rows)])
 
     def drawn(
         self, rows: Sequence[int | None], widths: dict[int | None, int], *, with_names: bool
@@ -287,16 +295,14 @@ class _Matrix:
                 token = gap if column is None else shortened(self.tokens[column], width)
                 name = f"{name}\n{token}"
             drawing.add_column(Text(name, dim), justify="right", width=width + 1, no_wrap=True)
-            cells = (
-                (gap, "") if row is None or column is None else self.cell(row, column)
-                for row in rows
-            )
-            stacked.append(
-                Segments(
-                    Segment(f"{text:>{width + 1}}\n", Style.parse(style) if colored else None)
-                    for text, style in cells
-                )
-            )
+            segments = []
+            for row in rows:
+                text, style = gap, None
+                if row is not None and column is not None:
+                    text = self.text(row, column)
+                    style = Style.parse(self.style(row, column)) if colored else None
+                segments.append(Segment(f"{text:>{width + 1}}\n", style))
+            stacked.append(Segments(segments))
         if self.entropies is not None:
             title, values = self.entropies
             drawing.add_column(Text(title, dim), justify="right", width=len(title) + 2)
