@@ -326,3 +326,17 @@ def test_warnings_are_passed_on() -> None:
     assert attncli.compute(Q, K, V).warnings == ()
     doubtful = attncli.compute(Q, K, V, attn_mask=np.array([0.0, 1, 1, 1, 1, 1]))
     assert "was a boolean mask meant?" in doubtful.warnings[0]
+
+
+def test_keys_in_a_layout_of_their_own() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 5, 8, generator=generator)  # each (B, H, S, d)
+    expected = attncli.compute(q, k, v).stages["output"]
+    turned = attncli.compute(q, k.mT, v, k_layout="bhds").stages["output"]
+    by_rows = [tensor.permute(2, 0, 1, 3) for tensor in (q, k, v)]
+    assert torch.equal(turned, expected)
+    assert torch.equal(attncli.compute(*by_rows, layout="sbhd").stages["output"], expected)
+    label = attncli.entropy(q, k.mT, k_layout="bhds").heads[0].label
+    assert label == attncli.entropy(q, k).heads[0].label
+    assert attncli.variance(q, k.mT, k_layout="bhds").records == attncli.variance(q, k).records
+    assert attncli.check(q, k.mT, v, k_layout="bhds", actual_output=expected).passed

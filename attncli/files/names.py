@@ -15,16 +15,18 @@ ROLES = {
     **dict.fromkeys(("k", "key", "keys"), "k"),
     **dict.fromkeys(("v", "value", "values"), "v"),
 }
-_IN_DUMPS = ROLES | {"xq": "q", "xk": "k", "xv": "v"}
+_IN_DUMPS = ROLES | {f"x{role}": role for role in "qkv"} | {f"{role}cur": role for role in "qkv"}
 
 # Words around a role that say nothing of it, and what of several such tensors attention uses: what
 # a projection gave before what was normalised, the rest, and what was rotated.
 _STAGE = {
     **dict.fromkeys(("proj", "projection", "projected", "lin", "linear", "to", "mixed"), 0),
-    **dict.fromkeys(("norm", "normed", "normalized", "layernorm"), 1),
+    **dict.fromkeys(("norm", "normed", "normalized", "layernorm", "ln"), 1),
     **dict.fromkeys(("hook", "state", "states", "layer", "head", "heads", "tensor"), 2),
     **dict.fromkeys(("cache", "cached", "past", "present", "out", "output", "outputs", "act"), 2),
-    **dict.fromkeys(("rot", "rotary", "rotated", "rope", "roped", "embed"), 3),
+    **dict.fromkeys(("vec", "vector", "vectors", "mat", "matrix", "data", "call"), 2),
+    **dict.fromkeys(("rot", "rotary", "rotated", "rope", "roped", "embed", "post"), 3),
+    "pre": -1,  # before a rotation that is named too
 }
 _LATEST = 2
 
@@ -102,7 +104,8 @@ def dumped_part(name: str) -> Part | None:
     if any(word.lower() not in _STAGE and word not in numbers for word in after):
         return None
     stages = [_STAGE[word.lower()] for word in (*before, *after) if word.lower() in _STAGE]
-    stage = max(stages) if 3 in stages else min(stages, default=_LATEST)
+    rotated = 3 in stages and -1 not in stages
+    stage = max(stages) if rotated else max(0, min(stages, default=_LATEST))
     kept = "_".join(word for word in before if word.lower() not in _STAGE)
     group = [name[: len(".".join(pieces[:at]))], kept, *numbers]
     return Part(".".join(filter(None, group)), _IN_DUMPS[words[at][middle].lower()], stage)

@@ -102,6 +102,15 @@ def test_no_roles() -> None:
         ("attn1.q_lin", "attn1.k_lin", "attn1"),
         ("queryHeads", "keyHeads", ""),
         ("cross_q", "cross_k", "cross"),
+        ("Qcur-3", "Kcur-3", "3"),
+        ("blk.3.attn_q", "blk.3.attn_k", "blk.3.attn"),
+        (
+            "layers_0/attention/query/__call__",
+            "layers_0/attention/key/__call__",
+            "layers_0/attention",
+        ),
+        ("q_mat", "k_mat", ""),
+        ("Q", "K", ""),
         ("q", "key_cache", ""),
         ("a\nb.hook_q", "a\nb.hook_k", "a\nb"),
     ],
@@ -136,6 +145,8 @@ def test_what_attention_uses_stands_above_what_it_was_made_of() -> None:
     ]
     normed = bundle("q_proj", "q_norm", "k_norm", "k_proj", "v_proj")
     assert groups_of(normed) == {"": {"q": "q_norm", "k": "k_norm", "v": "v_proj"}}
+    rotated = bundle("q_post_rope", "q_pre_rope", "k_pre_rope", "k_post_rope")
+    assert groups_of(rotated) == {"": {"q": "q_post_rope", "k": "k_post_rope", "v": None}}
     with pytest.raises(DataError, match=r"expected one tensor as q, got to_q and q_proj"):
         groups_of(bundle("to_q", "q_proj", "to_k"))
 
