@@ -29,9 +29,9 @@ def only_head(problem: Problem, wanted: Wanted | None = None) -> HeadRows:
     return rows
 
 
-def exact(logits: np.ndarray, sink: float | None = None) -> tuple[float, float]:
-    """Entropy in nats and largest key weight, to 50 digits."""
-    with mp.workdps(50):
+def exact(logits: np.ndarray, sink: float | None = None, digits: int = 50) -> tuple[float, float]:
+    """Entropy in nats and largest key weight, to 50 digits after those that a 1 hides."""
+    with mp.workdps(digits):
         values = [mpf(float(value)) for value in logits]
         outcomes = values if sink is None else [*values, mpf(sink)]
         peak = max(outcomes)
@@ -72,6 +72,29 @@ def test_float64_keeps_twelve_digits(name: str, sink: float | None) -> None:
         assert found == pytest.approx(entropy, rel=1e-9, abs=1e-300)
     assert 0 <= found <= math.log(int(rows.outcomes[0]))
     assert float(rows.max_weight[0]) == pytest.approx(weight, rel=1e-12, abs=0)
+
+
+GAPS = [1e-9, 1.0, 10.0, 30.0, 100.0, 300.0, 700.0]
+APART = [np.array([0.0, -gap]) for gap in GAPS] + [NORMAL[:n] * 1e3 for n in (2, 3, 50)]
+CLOSE = [HARD_ROWS[name] for name in ("nearly uniform", "plain", "all at 1e4", "all at -1e4")]
+ONE_AMONG_MANY = np.append(0.0, np.full(4095, -9.0))
+
+
+@pytest.mark.parametrize("logits", [*APART, *CLOSE], ids=repr)
+def test_float64_loses_digits_by_the_gap_at_the_top_alone(logits: np.ndarray) -> None:
+    """As the README says: relative to within (2 + G) ulps."""
+    second, most = np.sort(logits)[-2:]
+    entropy, _ = exact(logits, digits=700)
+    found = float(only_head(of_logits(logits)).entropy_nats[0])
+    assert abs(found - entropy) <= (2 + most - second) * 2.0**-52 * entropy
+
+
+def test_float32_errs_by_the_largest_magnitude_of_a_logit() -> None:
+    """The largest logit is 0 here, and the error is not."""
+    logits = ONE_AMONG_MANY.astype(np.float32)
+    entropy, _ = exact(logits)
+    found = float(only_head(of_logits(logits, "float32")).entropy_nats[0])
+    assert abs(found - entropy) <= 4 * ULP32 * 9
 
 
 @pytest.mark.parametrize("name", HARD_ROWS)
