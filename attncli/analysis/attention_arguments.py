@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.analysis.options import AttentionWords
+from attncli.analysis.tensor_files import FROM_FILES, HeldTensor
 from attncli.analysis.values import choice_of, finite, floats, integers, several
 from attncli.attention.options import OPTIONS, AttentionOptions, Corner, Kind, MaskTrue
 from attncli.errors import DataError, UsageError, in_python
@@ -25,7 +27,8 @@ Values = TypeVar("Values", list[int], tuple[int, ...], tuple[float, ...])
 TensorLike = Any  # a torch tensor, a NumPy array, or nested lists of numbers
 # How NumPy's formats store bfloat16, which they have no name for.
 BFLOAT16_IN_NPY = "|V2"
-FROM_FILES = (Kind.ARRAY, Kind.IDS, Kind.LOGITS)
+# In the place of a file: without what a bundle declares of it.
+NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ def read_arguments(
 
     Args:
         words: what is typed.
-        declared: option → value, as a bundle declares them.
+        declared: option → value, as a bundle declares them, some of them tensors.
         bundle: its name, for messages.
 
     Raises:
@@ -58,10 +61,16 @@ def read_arguments(
         DataError: a file that cannot be read, or a declared value of the wrong kind.
     """
     values: dict[str, Any] = {}
-    warnings = []
+    held: dict[str, HeldTensor] = {}
+    warnings: list[str] = []
     for name, value in declared.items():
-        if name not in OPTIONS or not OPTIONS[name].declarable:
-            warnings.append(f"the bundle declares {name!r}, which attncli does not know")
+        if name not in OPTIONS:
+            meant = get_close_matches(name, OPTIONS, 1, 0.75)
+            if meant:  # others describe the group
+                said = f"the bundle declares {name!r}, which attncli does not know"
+                warnings.append(f"{said}; was {meant[0]!r} meant?")
+        elif isinstance(value, HeldTensor):
+            held[name] = value
         elif value is not None:
             values[name] = _declared(name, value, bundle)
     try:
@@ -69,13 +78,18 @@ def read_arguments(
     except UsageError as error:  # data are at fault, not the command line
         raise DataError(bundle, f"{in_python(error.where)}: {error.problem}") from None
     files: dict[str, str] = {}
+    for name, tensor in held.items():
+        if getattr(words, name) is None:
+            files[name] = tensor.source
+            values[name] = _of_kind(OPTIONS[name].kind, as_array(tensor.read()))
     for name, value in vars(words).items():
         if value is not None:
             values[name] = _typed(name, value, files, warnings)
     if words.alibi is False and words.alibi_slopes is None:
         values.pop("alibi_slopes", None)  # what a bundle declares of it goes with it
-    if words.mask_true is not None and words.attn_mask is None:
-        raise UsageError("«mask_true»", "expected «attn_mask» beside it, got none")
+    for name in ("mask_true", "hide_below"):
+        if getattr(words, name) is not None and values.get("attn_mask") is None:
+            raise UsageError(f"«{name}»", "expected «attn_mask» beside it, got none")
     return AttentionArguments(AttentionOptions(**values), files, tuple(warnings))
 
 
@@ -86,13 +100,13 @@ def arguments_record(
     options, files = arguments.options, arguments.files
     record: dict[str, Any] = {}
     for name, told in OPTIONS.items():
-        if told.kind not in (*FROM_FILES, Kind.CHOICE):
+        if name not in FROM_FILES and told.kind is not Kind.CHOICE:
             value = getattr(options, name)
             record[name] = list(value) if isinstance(value, tuple) else value
     if mask_offset is not None:  # else it holds for each document, or is not declared
         record["query_offset"] = alone(mask_offset.tolist())
-    for name, told in OPTIONS.items():
-        if told.kind in FROM_FILES:
+    for name in OPTIONS:
+        if name in FROM_FILES:
             value = getattr(options, name)
             # A file's own name stands for its values, of which there may be billions.
             listed = name not in files and value is not None
@@ -124,6 +138,8 @@ def alone(values: Values) -> Any | Values:
 def _typed(name: str, value: Any, files: dict[str, str], warnings: list[str]) -> Any:
     """The value of an option as it is typed; files are read, and noted in `files`."""
     kind, option = OPTIONS[name].kind, f"«{name}»"
+    if name in FROM_FILES and value in (NONE, [NONE]):
+        return None
     if kind is Kind.NUMBER:
         return finite(option, value)
     if kind is Kind.NUMBERS:
@@ -135,13 +151,12 @@ def _typed(name: str, value: Any, files: dict[str, str], warnings: list[str]) ->
     if kind is Kind.ARRAY:
         files[name] = value
         return read_array(value, option, warnings)
-    if kind not in FROM_FILES:
+    if name not in FROM_FILES:
         return value
     numbers = np.int64 if kind is Kind.IDS else np.float64
     if len(value) == 1 and _is_file(value[0]):
         files[name] = value[0]
-        array = read_array(value[0], option, warnings)
-        return array if kind is Kind.IDS else array.astype(numbers)
+        return _of_kind(kind, read_array(value[0], option, warnings))
     return np.array((integers if kind is Kind.IDS else floats)(option, value), numbers)
 
 
@@ -168,6 +183,10 @@ def _is_file(text: str) -> bool:
     return Path(text).is_file()
 
 
+def _of_kind(kind: Kind | None, array: NDArray[Any]) -> NDArray[Any]:
+    return array.astype(np.float64) if kind is Kind.LOGITS else array
+
+
 def _declared(name: str, value: Any, bundle: str) -> Any:
     """A declared value, as `AttentionOptions` wants it."""
     kind = OPTIONS[name].kind
@@ -183,13 +202,24 @@ def _declared(name: str, value: Any, bundle: str) -> Any:
         listed = value if isinstance(value, list) else [value]
         if kind is Kind.NUMBERS:
             return alone(tuple(float(_of_type(number, int | float)) for number in listed))
+        if kind is Kind.CHOICE:
+            return choice_of(MaskTrue, _of_type(value, str), name)
         if kind is Kind.OFFSET:
             return _offset(name, [str(part) for part in listed])
-        numbers = tuple(_of_type(number, int) for number in listed)
-        return np.array(numbers, np.int64) if kind is Kind.IDS else numbers
+        if kind in (Kind.IDS, Kind.ARRAY):
+            return _array(value, kind)
+        return tuple(_of_type(number, int) for number in listed)
     except (TypeError, ValueError, OverflowError, UsageError):
         text = " ".join(repr(value).split())[:80]
         raise DataError(bundle, f"expected {name} to be a {kind}, got {text}") from None
+
+
+def _array(value: Any, kind: Kind) -> NDArray[Any]:
+    """Lists of numbers, one for each batch or query where they are nested."""
+    array = np.array(_of_type(value, list))
+    if array.dtype.kind not in ("iu" if kind is Kind.IDS else "biuf"):
+        raise TypeError
+    return array
 
 
 def _of_type(value: Any, kind: Any) -> Any:
@@ -263,7 +293,7 @@ def read_keywords(given: Mapping[str, Any], without: Collection[str] = ()) -> At
 
 def _of_keyword(name: str, value: Any) -> Any:
     kind = OPTIONS[name].kind
-    if kind in FROM_FILES:
+    if name in FROM_FILES:
         array = array_of(value, name)
         return np.atleast_1d(array).astype(np.float64) if kind is Kind.LOGITS else array
     if kind is Kind.LENGTHS:

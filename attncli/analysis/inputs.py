@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attncli.analysis.options import FileOptions, InputOptions
-from attncli.analysis.tensor_files import ROLES, FileGroup, groups_in
+from attncli.analysis.tensor_files import ROLES, FileGroup, Labels, groups_in
 from attncli.analysis.values import several
 from attncli.analysis.weight_files import weights_in
 from attncli.attention import qkv
@@ -43,7 +43,8 @@ class Group:
         tensors: "q", "k" and where given "v", in the rank and dtype they came in.
         described: the `inputs` of the record: role → source, shape, dtype.
         declared: options that the bundle declares for this group, by their names.
-        labels: a token per position; None for none.
+        labels: a token per position, one row of them for all batches or one per batch; None for
+            none.
         seed: what random tensors were drawn from; None for others.
         output_projection: where W_O is given.
         warnings: what the reader of the results should know.
@@ -54,7 +55,7 @@ class Group:
     tensors: dict[str, torch.Tensor]
     described: dict[str, dict[str, Any]]
     declared: dict[str, Any] = field(default_factory=dict)
-    labels: tuple[str, ...] | None = None
+    labels: Labels | None = None
     seed: int | None = None
     output_projection: OutputProjection | None = None
     warnings: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ Needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,13 +20,12 @@ from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Leak, leaks
 from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.masks.recognise import undeclared_leaks
-from attncli.attention.options import BEFORE_WEIGHTS, AttentionOptions, Layout
+from attncli.attention.options import BEFORE_WEIGHTS, OPTIONS, AttentionOptions, Layout
 from attncli.attention.sizes import PACKED, Sizes, layout_doubts, to_bhsd
 from attncli.errors import DataError, UsageError, in_python
 from attncli.files.tensor import bfloat16_bits
 from attncli.files.writer import TensorSaver
 
-MASK_NAMES = ("attn_mask", "attention_mask", "mask")
 # Options that shape the softmax, not the mask.
 SOFTMAX = ("scale", "temperature", "softcap", "sinks")
 DEFAULT_LENGTH = 8
@@ -117,25 +116,35 @@ class MaskInputs:
     """What files of Q and K say of a mask; their data are not read.
 
     Attributes:
-        group: their tensors and labels; None without files.
+        groups: those that have this mask, their tensors and labels; empty without files.
         lengths: "batch", "heads", "q_len", "k_len"; empty without files.
         declared: options that a bundle declares and that count.
-        mask: a mask that the bundle holds for the group; None for none.
-        mask_source: its file and name.
         warnings: what the reader of the results should know.
+        mask: what weights show; None without weights.
+        mask_source: their file and name.
     """
 
-    group: FileGroup | None = None
+    groups: tuple[FileGroup, ...] = ()
     lengths: dict[str, int] = field(default_factory=dict)
     declared: dict[str, Any] = field(default_factory=dict)
-    mask: NDArray[Any] | None = None
-    mask_source: str | None = None
     warnings: tuple[str, ...] = ()
+    mask: NDArray[np.bool_] | None = None
+    mask_source: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the first of them is, for messages."""
+        return self.groups[0].place if self.groups else ""
+
+    @property
+    def names(self) -> list[str]:
+        """Of the groups."""
+        return [group.name for group in self.groups]
 
     @property
     def described(self) -> dict[str, Any]:
-        """Role → source, shape, dtype."""
-        roles = {} if self.group is None else self.group.roles
+        """Role → source, shape, dtype, of the first of them."""
+        roles = self.groups[0].roles if self.groups else {}
         return {
             role: {
                 "source": file.source if header.name is None else f"{file.source}::{header.name}",
@@ -154,53 +163,52 @@ def find_inputs(
     k_layout: Layout | None,
     *,
     softmax: bool,
-    mask: bool,
-) -> MaskInputs:
-    """Read the headers of Q and K.
+    typed: Collection[str] = (),
+) -> list[MaskInputs]:
+    """Read the headers of Q and K: an entry for each kind of mask, one without files.
 
     Args:
-        files: two files, or one bundle; empty for none.
-        group: which group of the bundle; empty where all have one and the same mask.
+        files: two files, or bundles; empty for none.
+        group: which groups of the bundles; empty for all.
         layout: order of their axes.
         k_layout: that of K, where it has one of its own.
         softmax: whether what shapes the softmax beside the mask counts.
-        mask: whether to take the mask that a bundle holds.
+        typed: options of which it does not matter what a bundle declares.
 
     Raises:
-        UsageError: files that do not say which are Q and K, or several groups.
+        UsageError: files that do not say which are Q and K.
     """
     if not files:
-        return MaskInputs()
+        return [MaskInputs()]
     groups = groups_in(files, group)
-    first = groups[0]
-    if "k" not in first.roles:
+    if "k" not in groups[0].roles:
         raise UsageError(
             "FILE",
             "expected Q and K, or one bundle, got one file of one tensor",
             f"to read a mask: «attn_mask={files[0]}»",
         )
-    if len(groups) > 1 and not _alike(groups, layout, k_layout):
-        names = ", ".join(one.name for one in groups[:8])
-        raise UsageError("«group»", f"expected one group, got {len(groups)}: {names}")
-    warnings = [text for one in groups for text in one.warnings]
-    shapes = {role: header.shape for role, (_, header) in first.roles.items()}
-    warnings += layout_doubts(shapes, layout, k_layout)
-    declared = dict(first.declared) if softmax else _without_softmax(first)
-    if declared.pop("sinks", None) is not None:
-        warnings.append("«effect» leaves out the sinks that the bundle declares")
-    if softmax and len(groups) > 1:
+    kinds: list[MaskInputs] = []
+    for one in groups:
+        declared = {
+            name: value
+            for name, value in one.declared.items()
+            if name in OPTIONS and name not in typed and (name not in SOFTMAX or softmax)
+        }
+        lengths = _lengths(one, layout, k_layout)
+        warnings = list(one.warnings)
+        if declared.pop("sinks", None) is not None:
+            warnings.append("«effect» leaves out the sinks that the bundle declares")
+        same = next((k for k in kinds if (k.lengths, k.declared) == (lengths, declared)), None)
+        if same is not None:
+            kinds[kinds.index(same)] = replace(same, groups=(*same.groups, one))
+            continue
+        shapes = {role: header.shape for role, (_, header) in one.roles.items()}
+        warnings += layout_doubts(shapes, layout, k_layout)
+        kinds.append(MaskInputs((one,), lengths, declared, tuple(warnings)))
+    if softmax and len(kinds) == 1 and len(groups) > 1:
         said = f"the {len(groups)} groups have one mask in common; the files read are of "
-        warnings.append(said + first.name)
-    held = _held_mask(first) if mask else None
-    file = first.roles["q"][0]
-    return MaskInputs(
-        group=first,
-        lengths=_lengths(first, layout, k_layout),
-        declared=declared,
-        mask=None if held is None else as_array(file.read(held)),
-        mask_source=None if held is None else f"{file.source}::{held}",
-        warnings=tuple(warnings),
-    )
+        kinds[0] = replace(kinds[0], warnings=(*kinds[0].warnings, said + groups[0].name))
+    return kinds
 
 
 def shown_by_weights(names: Sequence[str], wanted: Sequence[str]) -> MaskInputs:
@@ -225,7 +233,7 @@ def shown_by_weights(names: Sequence[str], wanted: Sequence[str]) -> MaskInputs:
     if others:
         warnings.append(f"the {len(others) + 1} groups of weights have their zeros in common")
     return MaskInputs(
-        group=FileGroup(first.file.source, first.name, {}, declared, first.labels),
+        groups=(FileGroup(first.file.source, first.name, {}, declared, first.labels),),
         lengths=dict(zip(_AXES, shown.shape, strict=True)),
         declared=declared,
         mask=shown,
@@ -245,24 +253,6 @@ def _weighted(group: WeightsGroup) -> NDArray[np.bool_]:
         raise DataError(group.place, problem, "scores before the softmax are no weights yet")
     shown: NDArray[np.bool_] = weights != 0
     return shown[(None,) * (4 - shown.ndim)]
-
-
-def _alike(groups: Sequence[FileGroup], layout: Layout, k_layout: Layout | None) -> bool:
-    """Whether all groups of a bundle have one and the same mask."""
-    told = [(_lengths(one, layout, k_layout), _without_softmax(one)) for one in groups]
-    return all(one == told[0] for one in told) and not any(map(_held_mask, groups))
-
-
-def _without_softmax(group: FileGroup) -> dict[str, Any]:
-    return {name: value for name, value in group.declared.items() if name not in SOFTMAX}
-
-
-def _held_mask(group: FileGroup) -> str | None:
-    """The name of the mask that a bundle holds for a group."""
-    prefixes = (f"{group.name}.", f"{group.name}/") if group.name else ("",)
-    names = {f"{prefix}{name}" for prefix in prefixes for name in MASK_NAMES}
-    headers = () if group.source is None else group.roles["q"][0].headers
-    return next((header.name for header in headers if header.name in names), None)
 
 
 def _lengths(group: FileGroup, layout: Layout, k_layout: Layout | None) -> dict[str, int]:
@@ -327,7 +317,10 @@ def sizes_of(
 def file_alone(options: AttentionOptions, mask: NDArray[Any] | None) -> AttentionOptions:
     """Options of a mask file without the rules beside it."""
     return AttentionOptions(
-        attn_mask=mask, mask_true=options.mask_true, query_lengths=options.query_lengths
+        attn_mask=mask,
+        mask_true=options.mask_true,
+        hide_below=options.hide_below,
+        query_lengths=options.query_lengths,
     )
 
 

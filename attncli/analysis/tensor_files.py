@@ -9,16 +9,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from attncli.attention.options import OPTIONS, Kind
 from attncli.errors import DataError, UsageError
 from attncli.files.container import TensorFile
 from attncli.files.names import fits
 from attncli.files.reader import open_file
 from attncli.files.roles import groups_of, is_spread, split_name
 from attncli.files.shards import join
-from attncli.files.tensor import TensorHeader
+from attncli.files.tensor import StoredTensor, TensorHeader
 from attncli.files.text import place, shown
 
 ROLES = ("q", "k", "v")
+# In metadata: what holds for every group that does not say otherwise, and tokens.
+ALL_GROUPS, LABELS = "*", "labels"
+# Options that a tensor may be the value of, and other names of such tensors.
+FROM_FILES = {
+    name for name, told in OPTIONS.items() if told.kind in (Kind.ARRAY, Kind.IDS, Kind.LOGITS)
+}
+ALIASES = {"attn_mask": ("attn_mask", "attention_mask", "mask")}
+
+Labels = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensor:
+    """A tensor of a bundle that is the value of an option, not read yet.
+
+    Attributes:
+        file: the bundle.
+        name: of the tensor.
+    """
+
+    file: TensorFile = field(compare=False)
+    name: str
+
+    @property
+    def source(self) -> str:
+        """The bundle and the name."""
+        return f"{self.file.source}::{self.name}"
+
+    def read(self) -> StoredTensor:
+        """The tensor, mapped into memory where the format allows it."""
+        return self.file.read(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +61,10 @@ class FileGroup:
         source: the bundle they are in; None for files of one tensor each.
         name: the group's name in its bundle; "" for none.
         roles: "q", "k", "v", those that are there → file and header.
-        declared: options that the bundle declares for this group, by their names.
-        labels: a token per position; None for none.
+        declared: options that the bundle declares for this group, by their names: in its metadata,
+            for all groups or this one, and as tensors of the group or of the bundle.
+        labels: a token per position, one row of them for all batches or one per batch; None for
+            none.
         warns: whether it speaks for its files: of a bundle the first group does.
     """
 
@@ -38,7 +72,7 @@ class FileGroup:
     name: str
     roles: dict[str, tuple[TensorFile, TensorHeader]]
     declared: dict[str, Any] = field(default_factory=dict)
-    labels: tuple[str, ...] | None = None
+    labels: Labels | None = None
     warns: bool = True
 
     @property
@@ -117,28 +151,78 @@ def _in_bundle(file: TensorFile, wanted: Sequence[str]) -> list[FileGroup]:
     groups: list[FileGroup] = []
     for name, roles in groups_of(file, wanted).items():
         declared, labels = declared_in(file, name)
-        groups.append(
-            FileGroup(
-                file.source,
-                name,
-                {role: (file, file.find(one)) for role, one in roles.items() if one is not None},
-                declared,
-                labels,
-                warns=not groups,
-            )
-        )
+        found = {role: (file, file.find(one)) for role, one in roles.items() if one is not None}
+        group = FileGroup(file.source, name, found, declared, labels, warns=not groups)
+        groups.append(_with_padding(group))
     return groups
 
 
-def declared_in(file: TensorFile, group: str) -> tuple[dict[str, Any], tuple[str, ...] | None]:
+def declared_in(file: TensorFile, group: str) -> tuple[dict[str, Any], Labels | None]:
     """Options and token labels that a file declares for a group; None for no labels.
 
+    What metadata say of the group counts before its own tensors, and these before what holds for
+    all groups.
+
     Raises:
-        DataError: labels that are no list.
+        DataError: labels that are no list, or the name of a tensor that is not there.
     """
-    declared = dict(file.metadata.get(group, {}))
-    labels = declared.pop("labels", None)
-    if labels is not None and not isinstance(labels, list):
-        got = type(labels).__name__
-        raise DataError(file.source, f"expected labels to be a list, got {got}")
-    return declared, None if labels is None else tuple(map(str, labels))
+    own = (_held(file, group) if group else {}) | _declared(file, group)
+    declared = _held(file, "") | _declared(file, ALL_GROUPS) | own
+    return declared, _labels(declared.pop(LABELS, None), file)
+
+
+def _declared(file: TensorFile, group: str) -> dict[str, Any]:
+    """What the metadata say of a group; names of tensors as the tensors themselves."""
+    said = dict(file.metadata.get(group, {}))
+    for option in FROM_FILES & said.keys():
+        if isinstance(said[option], str):
+            file.find(said[option])
+            said[option] = HeldTensor(file, said[option])
+    return said
+
+
+def _held(file: TensorFile, group: str) -> dict[str, Any]:
+    """The tensors of a group that are named like an option."""
+    names = {header.name for header in file.headers}
+    prefixes = (f"{group}.", f"{group}/") if group else ("",)
+    return {
+        option: HeldTensor(file, prefix + name)
+        for prefix in prefixes
+        for option in FROM_FILES
+        for name in reversed(ALIASES.get(option, (option,)))
+        if prefix + name in names
+    }
+
+
+def _with_padding(group: FileGroup) -> FileGroup:
+    """A mask (B, S_k) of a tokenizer, which cannot be (S_q, S_k), as the padding that it is."""
+    mask = group.declared.get("attn_mask")
+    if not isinstance(mask, HeldTensor) or mask.name.endswith("attn_mask"):
+        return group
+    shape, (of_q, of_k) = mask.file.find(mask.name).shape, (group.roles[r][1].shape for r in "qk")
+    if len(shape) != 2 or len(of_q) < 3 or shape[0] != of_q[0] or len(of_q) != len(of_k):
+        return group
+    queries = {of_q[axis] for axis in range(1, len(of_q) - 1) if of_k[axis] == shape[1]}
+    if not queries or shape[0] in {1} | queries:
+        return group
+    said = f"{mask.source} is taken as key padding (B, S_k); named attn_mask it would be a mask"
+    if said not in mask.file.warnings:
+        mask.file.warnings.append(said)
+    declared = {name: value for name, value in group.declared.items() if name != "attn_mask"}
+    return replace(group, declared={"key_padding": mask} | declared)
+
+
+def _labels(given: Any, file: TensorFile) -> Labels | None:
+    """A token per position, for all batches or for each.
+
+    Raises:
+        DataError: something else.
+    """
+    if given is None:
+        return None
+    rows = given if isinstance(given, list) and given and isinstance(given[0], list) else [given]
+    for row in rows:
+        if not isinstance(row, list):
+            got = type(row).__name__
+            raise DataError(file.source, f"expected labels to be a list, got {got}")
+    return tuple(tuple(map(str, row)) for row in rows)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attncli.analysis.tensor_files import declared_in
+from attncli.analysis.tensor_files import Labels, declared_in
 from attncli.errors import DataError, UsageError
 from attncli.files.container import TensorFile
 from attncli.files.reader import open_file
@@ -36,7 +36,8 @@ class WeightsGroup:
         layer: which of the first axis; None where there is none of layers.
         name: the group's name; "" for none.
         declared: options that the bundle declares for this group, by their names.
-        labels: a token per position; None for none.
+        labels: a token per position, one row of them for all batches or one per batch; None for
+            none.
     """
 
     file: TensorFile
@@ -44,7 +45,7 @@ class WeightsGroup:
     layer: int | None = None
     name: str = ""
     declared: dict[str, Any] = field(default_factory=dict)
-    labels: tuple[str, ...] | None = None
+    labels: Labels | None = None
 
     @property
     def place(self) -> str:

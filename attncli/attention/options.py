@@ -89,7 +89,6 @@ class Told:
         kind: what values it takes; None where the type of its field says it all.
         names: how it is typed; empty for "--" and its field's name.
         minimum, maximum: limits of a number.
-        declarable: whether a bundle may declare it for a group.
         positional: whether it is an argument, which is not named.
     """
 
@@ -99,7 +98,6 @@ class Told:
     names: tuple[str, ...] = ()
     minimum: int | None = None
     maximum: int | None = None
-    declarable: bool = True
     positional: bool = False
 
 
@@ -182,17 +180,16 @@ class AttentionOptions:
         None, "Real queries, likewise.", "N[,N…]", Kind.LENGTHS
     )
     key_padding: NDArray[Any] | None = option(
-        None, "Boolean (B, S_k), True = real key.", "FILE", Kind.ARRAY, declarable=False
+        None, "Boolean (B, S_k), True = real key.", "FILE", Kind.ARRAY
     )
     attn_mask: NDArray[Any] | None = option(
-        None, "Boolean, or floats that are added.", "FILE", Kind.ARRAY, declarable=False
+        None, "Boolean, or floats that are added.", "FILE", Kind.ARRAY
     )
     mask_true: MaskTrue = option(
         MaskTrue.KEEP,
         "What True means in a boolean «attn_mask». [default: keep]",
         None,
         Kind.CHOICE,
-        declarable=False,
     )
     hide_below: float | None = option(
         None,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import RenderableType
 
-from attncli.analysis.attention_arguments import AttentionArguments
+from attncli.analysis.attention_arguments import NONE, AttentionArguments
 from attncli.analysis.check import check_pair, check_tensors, listed, require_candidates
 from attncli.analysis.inputs import Group, describe, load_groups, read_tensor
 from attncli.analysis.options import AttentionWords, FileOptions
@@ -222,7 +222,7 @@ def _command_words(
                 del changes["causal"]
                 changes[name] = problem.sizes.k_len
     if "attn_mask" in changes:
-        changes["mask_true"] = None
+        changes |= {"mask_true": None, "hide_below": None}
     words = ["attncli", "check"]
     for options in given:
         for name, default in defaults_of(options).items():
@@ -239,6 +239,8 @@ def _undone(name: str, problem: Problem) -> Any:
     offset = problem.mask.offset
     away = 0 if offset is None else max(abs(int(position)) for position in offset)
     return {
+        "attn_mask": NONE,
+        "key_padding": NONE,
         "softcap": _NO_SOFTCAP,
         "sinks": (_NO_SINK,) * sizes.heads,
         "key_lengths": sizes.k_len,

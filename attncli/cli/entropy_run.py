@@ -273,7 +273,7 @@ def _tokens(prepared: Sequence[tuple[Group, Problem]]) -> report.Tokens:
     found = {}
     for group, problem in prepared:
         labels, mask = group.labels, problem.mask
-        if labels is not None and len(labels) == mask.sizes.k_len:
+        if labels is not None and {len(row) for row in labels} == {mask.sizes.k_len}:
             one = mask.offset is not None and len(mask.offset) == 1
             offset = int(mask.offset[0]) if one else None  # type: ignore[index]
             found[group.source_name, group.name] = (offset, labels)

@@ -18,8 +18,9 @@ from attncli.attention.masks.build import as_rank_4
 from attncli.attention.problem import Problem
 from attncli.attention.sizes import PACKED
 from attncli.cli.mask import MaskOptions
-from attncli.cli.mask_run import Prepared, errors_named, prepare
+from attncli.cli.mask_run import Prepared, errors_named, prepare, read_inputs
 from attncli.cli.options import OutputOptions
+from attncli.cli.output import make_printer
 from attncli.columns import columns_of, record_of
 from attncli.errors import DataError
 from attncli.report.mask import effect_tables
@@ -27,7 +28,7 @@ from attncli.report.mask import effect_tables
 
 def run(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> None:
     """Print a record per query: row sums, entropies, the mass that the mask removed and moved."""
-    prepared = prepare(options, words, output)
+    prepared = prepare(options, words, output, read_inputs(options, words), make_printer(output))
     params: dict[str, Any] = {"scores": options.scores}
     effects: Iterator[RowEffect]
     if options.scores is None:
@@ -50,8 +51,7 @@ def run(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> N
 
 def _problem(prepared: Prepared) -> Problem:
     """Q and K of the files, with the options that shaped the mask."""
-    options, named = prepared.options, prepared.inputs.group
-    assert named is not None  # --effect takes files
+    options, named = prepared.options, prepared.inputs.groups[0]  # --effect takes files
     group = read_group(replace(named, roles={role: named.roles[role] for role in ("q", "k")}))
     kv_heads = None
     if options.layout in PACKED and options.heads is not None:

@@ -38,9 +38,11 @@ from attncli.cli.output import Record, make_printer, write_result
 from attncli.columns import Column, columns_of, record_of
 from attncli.errors import AttncliError, CheckFailedError, UsageError
 from attncli.files.roles import read_one
+from attncli.files.text import shown
 from attncli.report.choices import Format
-from attncli.report.mask import comparison_tables, mask_tables
+from attncli.report.mask import comparison_tables, kinds_table, mask_tables
 from attncli.report.printer import Printer
+from attncli.spelling import options_text
 
 FAILURES = ("empty-rows", "unused-keys", "leak")
 
@@ -83,12 +85,6 @@ class Prepared:
             for name, source in read.files.items()
             if (array := getattr(read.options, name)) is not None
         }
-        shaped = arguments_record(read, self.mask.offset)
-        for name in SOFTMAX:
-            del shaped[name]
-        slopes = self.mask.slopes
-        shaped |= asdict(self.mask.sizes)
-        shaped |= {"alibi_slopes": None if slopes is None else slopes.tolist(), "recognised": None}
         write_result(
             self.output.format,
             self.printer,
@@ -96,19 +92,35 @@ class Prepared:
             columns=columns,
             records=records,
             inputs=self.inputs.described | masks,
-            params=shaped | params,
+            params=self.params | params,
             show=show,
         )
 
-    def judge(self) -> None:
+    @property
+    def params(self) -> Record:
+        """Every option that shapes a mask, as it was used."""
+        shaped = arguments_record(self.arguments, self.mask.offset)
+        for name in SOFTMAX:
+            del shaped[name]
+        slopes = self.mask.slopes
+        shaped |= asdict(self.mask.sizes)
+        return shaped | {
+            "alibi_slopes": None if slopes is None else slopes.tolist(),
+            "recognised": None,
+        }
+
+    def judge(self, of: str = "") -> None:
         """Fail where something was found that the user asked to fail on.
+
+        Args:
+            of: which groups the mask is of, where there are several masks.
 
         Raises:
             CheckFailedError: naming what was found and where.
         """
         wanted = several(self.options.fail_on)
         for record in self.judged.records:
-            where = f"mask{place(record.batch, record.head)}"
+            where = f"mask{of}{place(record.batch, record.head)}"
             for name, count, first in (
                 ("empty-rows", record.empty_rows, record.first_empty_rows),
                 ("unused-keys", record.unused_keys, record.first_unused_keys),
@@ -121,33 +133,31 @@ class Prepared:
             if leak.cells:
                 cell = leak.first[0]
                 raise CheckFailedError(
-                    f"mask{place(cell.batch, cell.head)}",
+                    f"mask{of}{place(cell.batch, cell.head)}",
                     f'expected no visible cell that "{leak.rule}" hides, got {leak.cells}, the '
                     f"first at query {cell.query}, key {cell.key}",
                 )
 
 
 def run(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> None:
-    """Print what the mask is, or where it differs from another."""
-    prepared = prepare(options, words, output)
+    """Print what the mask is, or where it differs from another; of a bundle a line a kind."""
+    printer = make_printer(output)
+    inputs = read_inputs(options, words)
+    if len(inputs) > 1 and options.against is None and options.save is None:
+        _list([_prepared(options, words, output, one, printer) for one in inputs])
+        return
+    prepared = prepare(options, words, output, inputs, printer)
     if options.against is not None:
         _compare(prepared)
         return
-    mask, judged, printer = prepared.mask, prepared.judged, prepared.printer
-    lenient = judged.lenient
-    params: Record = {
-        "recognised": judged.recognition.options,
-        "recognised_finite_as_hidden": None if lenient is None else lenient.description,
-    }
-    if prepared.leaks is not None:
-        params["leaks"] = [asdict(leak) for leak in prepared.leaks]
-    group = prepared.inputs.group
-    labels = None if group is None else group.labels
+    mask, judged = prepared.mask, prepared.judged
+    groups = prepared.inputs.groups
+    labels = groups[0].labels if groups else None
     prepared.write(
         "mask",
         columns_of(MaskRecord),
         _records(prepared),
-        params,
+        _recognised(prepared),
         lambda records: mask_tables(
             mask, judged, prepared.leaks, records, labels, printer, output.digits
         ),
@@ -155,24 +165,59 @@ def run(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> N
     prepared.judge()
 
 
-def prepare(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> Prepared:
-    """Read, build, audit and save, with every warning.
+def read_inputs(options: MaskOptions, words: AttentionWords) -> list[MaskInputs]:
+    """What the files say, an entry for each kind of mask.
 
     Raises:
-        AttncliError: options that make no sense, or do not fit the files.
+        UsageError: options that would do nothing, or that make no sense together.
     """
     _refuse_useless(options, words)
-    printer = make_printer(output)
-    files, group, softmax = options.files or (), options.group or (), options.effect
-    held = words.attn_mask is None
-    layouts = options.layout, options.k_layout
-    if options.weights is None:
-        inputs = find_inputs(files, group, *layouts, softmax=softmax, mask=held)
-    else:
-        inputs = shown_by_weights((*options.weights, *files), group)
-    arguments = read_arguments(
-        words, inputs.declared, "" if inputs.group is None else inputs.group.place
+    if options.weights is not None:
+        names = (*options.weights, *(options.files or ()))
+        return [shown_by_weights(names, options.group or ())]
+    return find_inputs(
+        options.files or (),
+        options.group or (),
+        options.layout,
+        options.k_layout,
+        softmax=options.effect,
+        typed=[name for name, value in vars(words).items() if value is not None],
     )
+
+
+def prepare(
+    options: MaskOptions,
+    words: AttentionWords,
+    output: OutputOptions,
+    inputs: list[MaskInputs],
+    printer: Printer,
+) -> Prepared:
+    """Read, build, audit and save one mask, with every warning.
+
+    Raises:
+        AttncliError: several masks, or options that make no sense, or do not fit the files.
+    """
+    if len(inputs) > 1:
+        names = [group.name for kind in inputs for group in kind.groups]
+        got = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        raise UsageError("«group»", f"expected one group, got {len(names)}: {got}")
+    prepared = _prepared(options, words, output, inputs[0], printer)
+    if options.save is not None:
+        additive = options.save_as == "additive"
+        dtype = (options.save_dtype or "float32") if additive else "bool"
+        printer.warn(save_mask(prepared.mask, options.save, dtype))
+        printer.note(f"wrote {options.save}")
+    return prepared
+
+
+def _prepared(
+    options: MaskOptions,
+    words: AttentionWords,
+    output: OutputOptions,
+    inputs: MaskInputs,
+    printer: Printer,
+) -> Prepared:
+    arguments = read_arguments(words, inputs.declared, inputs.place)
     if inputs.mask is not None:
         arguments = replace(
             arguments,
@@ -197,12 +242,56 @@ def prepare(options: MaskOptions, words: AttentionWords, output: OutputOptions) 
             raise UsageError("--fail-on leak", "expected --attn-mask beside it, got none")
         leaks = find_leaks(arguments.options, mask, judged)
     printer.warn(suspicions(judged))
-    if options.save is not None:
-        additive = options.save_as == "additive"
-        dtype = (options.save_dtype or "float32") if additive else "bool"
-        printer.warn(save_mask(mask, options.save, dtype))
-        printer.note(f"wrote {options.save}")
     return Prepared(options, output, inputs, arguments, mask, judged, leaks, printer)
+
+
+def _recognised(prepared: Prepared) -> Record:
+    lenient = prepared.judged.lenient
+    params: Record = {
+        "recognised": prepared.judged.recognition.options,
+        "recognised_finite_as_hidden": None if lenient is None else lenient.description,
+    }
+    if prepared.leaks is not None:
+        params["leaks"] = [asdict(leak) for leak in prepared.leaks]
+    return params
+
+
+def _list(kinds: Sequence[Prepared]) -> None:
+    """Print which groups of a bundle have which mask, however it is declared.
+
+    Raises:
+        CheckFailedError: something was found that the user asked to fail on.
+    """
+    first, groups = kinds[0], {name: kind for kind in kinds for name in kind.inputs.names}
+    kinds = _distinct(kinds)
+    found = [{"groups": kind.inputs.names} | record for kind in kinds for record in _records(kind)]
+    write_result(
+        first.output.format,
+        first.printer,
+        command="mask",
+        columns=(Column("groups", "groups", is_key=True), *columns_of(MaskRecord)),
+        records=found,
+        inputs={name: kind.inputs.described for name, kind in groups.items()},
+        params={"groups": {name: kind.params | _recognised(kind) for name, kind in groups.items()}},
+        show=lambda records: kinds_table(
+            [(kind.inputs.names, kind.judged) for kind in kinds], first.printer
+        ),
+    )
+    for kind in kinds:
+        kind.judge(f" of {shown(', '.join(kind.inputs.names), 80)}")
+
+
+def _distinct(kinds: Sequence[Prepared]) -> list[Prepared]:
+    """Those that are the same known pattern as one."""
+    found: dict[str, Prepared] = {}
+    for kind in kinds:
+        options = kind.judged.recognition.options
+        counts = [replace(record, description="") for record in kind.judged.records]
+        key = kind.inputs.place if options is None else f"{counts} {options_text(options)}"
+        same = found.get(key, replace(kind, inputs=replace(kind.inputs, groups=())))
+        inputs = replace(same.inputs, groups=(*same.inputs.groups, *kind.inputs.groups))
+        found[key] = replace(same, inputs=inputs)
+    return list(found.values())
 
 
 @contextmanager

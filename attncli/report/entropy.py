@@ -21,6 +21,7 @@ from attncli.report.table import (
     TableColumn,
     cell,
     decimals,
+    labels_of_batch,
     record_table,
     table,
     text_width,
@@ -29,7 +30,7 @@ from attncli.report.table import (
 Record = dict[str, Any]
 Variant = tuple[str, float]  # a scale and a temperature
 # For each source and group the position of query 0, where all batches share it, and the tokens.
-Tokens = Mapping[tuple[str, str], tuple[int | None, Sequence[str]]]
+Tokens = Mapping[tuple[str, str], tuple[int | None, Sequence[Sequence[str]]]]
 # A name, and beside it the value of each head.
 Lines = list[tuple[str, dict[int, float | None]]]
 
@@ -279,7 +280,8 @@ def _head_notes(records: Sequence[Record], style: Style) -> Iterator[RenderableT
 
 def _tokens_of(record: Record, tokens: Tokens) -> Record:
     """The tokens of a record's query or key, and of its top key; None for none."""
-    offset, labels = tokens.get((record["source"], record["group"]), (None, ()))
+    offset, of_batches = tokens.get((record["source"], record["group"]), (None, ((),)))
+    labels = labels_of_batch(of_batches, record["batch"]) or ()
 
     def token(index: int | None) -> str | None:
         known = index is not None and 0 <= index < len(labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,8 +21,9 @@ from attncli.attention.masks.compare import Cell, Leak, MaskComparison
 from attncli.attention.masks.mask import Mask
 from attncli.attention.masks.rules import BooleanMask
 from attncli.columns import Column, columns_of
+from attncli.files.text import shown
 from attncli.report.printer import Printer, heading, paragraph
-from attncli.report.table import TableColumn, decimals, record_table, table
+from attncli.report.table import TableColumn, decimals, labels_of_batch, record_table, table
 from attncli.spelling import options_text
 
 Record = dict[str, Any]
@@ -46,7 +48,7 @@ def mask_tables(
     judged: MaskAudit,
     leaks: Sequence[Leak] | None,
     records: Sequence[Record],
-    labels: Sequence[str] | None,
+    labels: Sequence[Sequence[str]] | None,
     printer: Printer,
     digits: int,
 ) -> Iterator[RenderableType]:
@@ -72,6 +74,38 @@ def mask_tables(
     yield from _bias_lines(mask, printer, digits)
     if judged.added is not None:
         yield from _added_lines(judged.added)
+
+
+def kinds_table(
+    kinds: Sequence[tuple[Sequence[str], MaskAudit]], printer: Printer
+) -> Iterator[RenderableType]:
+    """Which groups have which mask, a line a kind."""
+    columns = [
+        TableColumn("groups", [_runs(names) for names, _ in kinds], is_text=True, is_key=True),
+        TableColumn("mask", [judged.description for _, judged in kinds], is_text=True),
+    ]
+    for heading_, of_record in (("kept", "kept"), ("empty rows", "empty_rows")):
+        sums = [sum(getattr(one, of_record) for one in judged.records) for _, judged in kinds]
+        columns.append(TableColumn(heading_, list(map(str, sums))))
+    yield table(columns, printer)
+    yield "--group NAME shows one"
+
+
+def _runs(names: Sequence[str]) -> str:
+    """Names side by side, those that count up in the end as their first and last."""
+    found: list[tuple[str, int | None, int | None]] = []
+    for name in names:
+        stem, number = re.fullmatch(r"(.*?)(\d*)", shown(name), re.DOTALL).groups()  # type: ignore[union-attr]
+        index = int(number) if number else None
+        before = found[-1] if found else None
+        if before and index is not None and before[0] == stem and before[2] == index - 1:
+            found[-1] = stem, before[1], index
+        else:
+            found.append((stem, index, index))
+    return ", ".join(
+        stem + ("" if first is None else str(first) if first == last else f"{first}–{last}")
+        for stem, first, last in found
+    )
 
 
 def comparison_tables(
@@ -144,7 +178,7 @@ def _options_text(options: dict[str, Any]) -> str:
 
 
 def _pictures(
-    mask: Mask, judged: MaskAudit, labels: Sequence[str] | None, printer: Printer
+    mask: Mask, judged: MaskAudit, labels: Sequence[Sequence[str]] | None, printer: Printer
 ) -> Iterator[RenderableType]:
     """Each different matrix."""
     parts = judged.recognition.parts
@@ -154,7 +188,7 @@ def _pictures(
         if len(parts) > 1:
             yield f"{place(batch, head).strip(' ()')}: {part.description}"
         counts = cell_counts(mask.head(batch or 0, head or 0), *picture_size(printer))
-        yield from picture(counts, labels, printer, offset=offset)
+        yield from picture(counts, labels_of_batch(labels, batch or 0), printer, offset=offset)
         yield ""
     if len(shown) < len(parts):
         yield f"… {len(parts) - len(shown)} more matrices: `| less` or --output shows them all"

@@ -21,7 +21,15 @@ from attncli.files.text import shown, size_text
 from attncli.report.choices import Unit
 from attncli.report.explanation import formula
 from attncli.report.printer import Printer, heading
-from attncli.report.table import TableColumn, decimals, scale_text, shortened, table, text_width
+from attncli.report.table import (
+    TableColumn,
+    decimals,
+    labels_of_batch,
+    scale_text,
+    shortened,
+    table,
+    text_width,
+)
 
 MASKED = "·"
 GAP = "…"
@@ -46,7 +54,8 @@ class StageView:
     Attributes:
         problem: what was computed.
         selection: for which batches, heads and rows.
-        labels: a token per position; None for none.
+        labels: a token per position, one row of them for all batches or one per batch; None for
+            none.
         printer: whose width, colour and terminal decide what is cut.
         digits: decimals.
         unit: of the entropy beside the weights.
@@ -56,21 +65,22 @@ class StageView:
 
     problem: Problem
     selection: Selection
-    labels: Sequence[str] | None
+    labels: Sequence[Sequence[str]] | None
     printer: Printer
     digits: int
     unit: Unit
     entropies: NDArray[np.object_] | None
 
-    def tokens(self, length: int) -> list[str] | None:
+    def tokens(self, batch: int, length: int) -> list[str] | None:
         """Labels that can be printed, where there is one per position."""
-        if self.labels is None or len(self.labels) != length:
+        labels = labels_of_batch(self.labels, self.selection.batches[batch])
+        if labels is None or len(labels) != length:
             return None
-        return [shown(label, 40) for label in self.labels]
+        return [shown(label, 40) for label in labels]
 
-    def names(self, indices: Sequence[int], length: int) -> list[str]:
+    def names(self, batch: int, indices: Sequence[int], length: int) -> list[str]:
         """Positions along an axis, after their labels where there is one for each."""
-        tokens = self.tokens(length)
+        tokens = self.tokens(batch, length)
         return [f"{tokens[index]} {index}" if tokens else str(index) for index in indices]
 
 
@@ -202,16 +212,16 @@ class _Matrix:
         sizes, (rows, columns) = view.problem.sizes, result.shape[2:]
         real = [True] * rows if result.real is None else result.real[batch].tolist()
         if result.stage in (Stage.K, Stage.V):
-            names = view.names(range(sizes.k_len), sizes.k_len)
+            names = view.names(batch, range(sizes.k_len), sizes.k_len)
         else:
-            names = view.names(view.selection.rows, sizes.q_len)
+            names = view.names(batch, view.selection.rows, sizes.q_len)
         return cls(
             [
                 name if there else f"{name} (padding)"
                 for name, there in zip(names, real, strict=True)
             ],
             [str(column) for column in range(columns)],
-            view.tokens(sizes.k_len) if result.stage.over_keys else None,
+            view.tokens(batch, sizes.k_len) if result.stage.over_keys else None,
             result.values[batch, head].tolist(),
             None if result.visible is None else result.visible[batch, head].tolist(),
             real,

@@ -64,6 +64,13 @@ def table(columns: Iterable[TableColumn], printer: Printer) -> Preformatted:
     return Preformatted("\n".join(parts).removesuffix("\n"))
 
 
+def labels_of_batch(labels: Sequence[Sequence[str]] | None, batch: int) -> Sequence[str] | None:
+    """The tokens of a batch, of rows of them for all batches or for each; None for none."""
+    if labels is None or (len(labels) > 1 and batch >= len(labels)):
+        return None
+    return labels[batch if len(labels) > 1 else 0]
+
+
 def record_table(
     columns: Sequence[Column],
     records: Sequence[dict[str, Any]],
