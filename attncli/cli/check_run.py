@@ -172,6 +172,7 @@ def _hypothesis_record(found: Hypothesis, command: list[str] | None) -> Record:
     return {
         "name": found.name,
         "options": found.options or None,
+        "detail": found.detail or None,
         "max_abs_error": found.max_abs_error,
         "matches": found.matches,
         "explained": found.explained,

@@ -102,8 +102,9 @@ def _explanation(
     found: Hypothesis, words: list[str] | None, printer: Printer
 ) -> Iterator[RenderableType]:
     """How far off it still is with the mistake, and the command that shows it."""
-    options = f" ({found.options})" if found.options else ""
-    yield f"{INDENT}{found.name}{options}: largest error left {found.max_abs_error:.3g}"
+    how = found.options or found.detail
+    told = f" ({how})" if how else ""
+    yield f"{INDENT}{found.name}{told}: largest error left {found.max_abs_error:.3g}"
     if words is not None:
         yield Text("\n".join(_command_lines(words, printer)))
 

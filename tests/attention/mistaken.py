@@ -356,6 +356,19 @@ def _base_2(draw: Draw) -> Iterator[Found]:
     yield found | {"logsumexp": found["logsumexp"] / math.log(2)}
 
 
+def _documents(ids: Callable[[int], int]) -> Callable[[Draw], Iterator[Found]]:
+    def made(draw: Draw) -> Iterator[Found]:
+        yield attend(replace(draw, documents=tuple(map(ids, range(draw.k.shape[2])))))
+
+    return made
+
+
+def _padded(draw: Draw) -> Iterator[Found]:
+    batch, k_len = draw.q.shape[0], draw.k.shape[2]
+    yield attend(replace(draw, key_lengths=tuple(k_len - 1 - b for b in range(batch))))
+    yield attend(draw, seen=visible(draw) & (torch.arange(k_len) >= 2))
+
+
 def _dropout(draw: Draw) -> Iterator[Found]:
     p = float(draw.random.uniform(0.1, 0.5))
     shape = (*draw.q.shape[:3], draw.k.shape[2])
@@ -392,6 +405,13 @@ MADE: dict[str, Callable[[Draw], Iterator[Found]]] = {
     "window:+1": _window(1),
     "window:missing": _changed(left=None, right=None, kept=None, step=None),
     "sink-window:missing": _changed(kept=None),
+    "window:added": lambda draw: _changed(left=2, right=None if draw.causal else 1)(draw),
+    "sink-window:added": _changed(kept=2, left=3),
+    "chunk:added": _documents(lambda key: key // 4),
+    "segments:added": _documents(lambda key: int(key >= 2) + int(key >= 5)),
+    "prefix:added": _changed(prefix=3),
+    "dilation:added": _changed(step=2),
+    "padding:added": _padded,
     "prefix:missing": _changed(prefix=None),
     "dilation:missing": _changed(step=None),
     "segments:missing": _changed(documents=None),
@@ -440,6 +460,13 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "window:+1": ("window",),
     "window:missing": ("window",),
     "sink-window:missing": ("window", "kept"),
+    "window:added": ("unwindowed", "self"),
+    "sink-window:added": ("unwindowed", "causal"),
+    "chunk:added": ("self", "open"),
+    "segments:added": ("self", "open"),
+    "prefix:added": ("causal", "unwindowed"),
+    "dilation:added": ("window", "wide"),
+    "padding:added": ("unpadded",),
     "prefix:missing": ("causal", "prefix"),
     "dilation:missing": ("window", "step"),
     "segments:missing": ("documents", "self"),
@@ -498,6 +525,9 @@ def draw_problem(name: str, seed: int) -> Draw:
         has.discard("causal")
     if "added" in needs:
         has.discard("mask")
+    has -= {"window"} if "unwindowed" in has else set()
+    has -= {"window", "mask", "added"} if "open" in has else set()
+    has -= {"padding"} if "unpadded" in has else set()
     if "plain" in has:
         has -= {"softcap", "sinks", "mask", "added"}
     return _draw(random, has)
@@ -542,8 +572,8 @@ def _with_features(draw: Draw, random: np.random.Generator, has: set[str]) -> Dr
             changes["right"] = int(random.integers(1, max(2, q_len // 2)))
         if "kept" in has:
             changes["kept"] = int(random.integers(1, 3))
-        if "step" in has:
-            changes |= {"step": 2, "left": max(2, changes["left"])}
+        if has & {"step", "wide"}:
+            changes |= {"left": 4, "step": 2 if "step" in has else None}
     if "prefix" in has:
         changes["prefix"] = int(random.integers(2, 5))
     if "documents" in has:

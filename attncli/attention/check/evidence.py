@@ -98,6 +98,7 @@ class Evidence:
         quick_rows: a few of them, on which most mistakes fail.
         complete: whether the sample holds every row, so that nothing is left to confirm.
         tolerance: how far off is still right.
+        off: int64 (B, H, S_q), mismatches of each row; 1 where nothing is known of them.
     """
 
     base: Variant
@@ -106,6 +107,7 @@ class Evidence:
     quick_rows: RowSample
     complete: bool
     tolerance: Tolerance
+    off: torch.Tensor
     # What is right for the parts of the sample: every mistake is held against it.
     _right: dict[Part, Expected] = field(init=False, default_factory=dict, repr=False)
     _before: dict[RowSample, FitResult] = field(init=False, default_factory=dict, repr=False)
@@ -146,7 +148,8 @@ def sample_rows(
         tolerance: how far off is still right; None for what the dtypes allow.
     """
     problem, sizes = base.problem, base.problem.sizes
-    off = torch.zeros(candidates[0].values.shape[:3], dtype=torch.int64) if off is None else off
+    if off is None or not bool(off.any()):
+        off = torch.ones(candidates[0].values.shape[:3], dtype=torch.int64)
     cells = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len
     samples = [
         RowSample.of(problem, real_rows(problem) if cells <= most else _chosen(problem, off, most))
@@ -160,6 +163,7 @@ def sample_rows(
         quick_rows=samples[0] if few else samples[1],
         complete=cells <= SAMPLE_CELLS,
         tolerance=Tolerance.of(problem) if tolerance is None else tolerance,
+        off=off,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from attncli.attention.check.added import added_rules
 from attncli.attention.check.candidate import Candidate, Target
 from attncli.attention.check.compare import Comparison, compare_with
 from attncli.attention.check.evidence import Evidence, FitResult, judge, sample_rows
@@ -58,6 +59,7 @@ class Hypothesis:
         matches: whether it explains every cell of every candidate.
         explained: share of the squared error that it takes away, over the rows it was tried on:
             1 for all of it, below 0 where it makes things worse; None where that says nothing.
+        detail: what was done, where no option tells it in short; empty for nothing to be told.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Hypothesis:
     max_abs_error: float
     matches: bool
     explained: float | None = None
+    detail: str = ""
 
     @property
     def options(self) -> str:
@@ -159,6 +162,7 @@ def _single(evidence: Evidence) -> list[Mistake]:
     left_out = _OVER_QUERIES if _is_costly(evidence.base) else ()
     return [
         *(one for one in _seen_by(evidence) if one not in left_out),
+        *added_rules(evidence),
         Mistake("scale:fitted", lambda variant: fitted_scale(variant, evidence)),
         Mistake("heads:value-head", lambda variant: other_value_heads(variant, evidence)),
     ]
@@ -217,6 +221,8 @@ def _explaining(tried: Sequence[_Attempt], evidence: Evidence) -> list[_Attempt]
     limit = max(_AS_GOOD * least, least + _EQUALLY_SMALL)
     found = [one for one in found if one.result.rms <= limit]
     named = [one for one in found if one.name.startswith("scale:") and one.name != "scale:fitted"]
+    if any(one.name == "chunk:added" for one in found):  # which is said in fewer words
+        found = [one for one in found if one.name != "segments:added"]
     return [one for one in found if one.name != "scale:fitted" or not named]
 
 
@@ -234,6 +240,7 @@ def _as_hypotheses(tried: Iterable[_Attempt], explaining: Sequence[_Attempt]) ->
             max_abs_error=confirmed.get(one.name, one).result.max_abs_error,
             matches=one.name in confirmed,
             explained=one.explained,
+            detail=one.alternative.detail,
         )
         for one in tried
     ]
@@ -296,6 +303,9 @@ def _with_names(comparison: Comparison, named: Sequence[Hypothesis]) -> Comparis
     """The comparison with the mistakes that explain it in its explanation."""
     if comparison.passed or not named:
         return comparison
-    told = [f"matches {one.name}" + (f" ({one.options})" if one.options else "") for one in named]
+    told = [
+        f"matches {one.name}" + (f" ({more})" if (more := one.options or one.detail) else "")
+        for one in named
+    ]
     said = [" or ".join(told), comparison.explanation]
     return replace(comparison, explanation="; ".join(text for text in said if text))

@@ -29,10 +29,12 @@ class Alternative:
         variant: attention as it was then computed.
         changes: the fields of `AttentionOptions` that reproduce it, None for one to be left out;
             empty where no option does.
+        detail: what was done, where no option tells it in short; empty for nothing to be told.
     """
 
     variant: Variant
     changes: dict[str, Any] = field(default_factory=dict)
+    detail: str = ""
 
 
 Scale = float | tuple[float, ...]  # one, or one per query head
@@ -121,14 +123,14 @@ def _no_alibi(variant: Variant) -> Iterator[Alternative]:
 def _added_alibi(variant: Variant) -> Iterator[Alternative]:
     """ALiBi that was not declared, or its usual slopes where others were."""
     if not variant.options.alibi:
-        for changes in _positions(variant):
+        for changes in positions_to_declare(variant):
             given = variant.options.alibi_slopes is not None
             other = {"alibi_slopes": None} if given else {}
             changes = {"alibi": True, **other, **changes}
             yield Alternative(variant.with_options(**changes), changes)
 
 
-def _positions(variant: Variant) -> Iterator[dict[str, Any]]:
+def positions_to_declare(variant: Variant) -> Iterator[dict[str, Any]]:
     """What has to be declared before a rule of positions is added: both corners if nothing is."""
     sizes = variant.problem.sizes
     if variant.problem.mask.offset is not None:
@@ -237,7 +239,7 @@ def _rotary(*, backwards: bool) -> Alternatives:
     """Q and K turned as RoPE does it: none of both, or one alone, had been, or both were twice."""
 
     def alternatives(variant: Variant) -> Iterator[Alternative]:
-        for changes in _positions(variant):
+        for changes in positions_to_declare(variant):
             offset = variant.problem.mask.offset
             told = [changes["query_offset"]] if offset is None else [int(p) for p in offset]
             for how in _ROTATIONS:
