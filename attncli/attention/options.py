@@ -270,6 +270,12 @@ class AttentionOptions:
             raise UsageError("«dilation»", f"{wanted}, got «dilation» alone")
 
     @property
+    def has_packed_queries(self) -> bool:
+        """Whether queries have documents wherever they stand, and positions in each of these."""
+        own = self.query_segments, self.cu_seqlens_q, self.cu_seqlens_k
+        return any(each is not None for each in own)
+
+    @property
     def needs_positions(self) -> list[str]:
         """The options in use that cannot be read without knowing where query 0 stands."""
         used = {

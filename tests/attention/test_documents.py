@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_masks import plain_mask
 
+import attncli
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import leaks
 from attncli.attention.masks.mask import HeadMask, Mask
@@ -233,3 +234,24 @@ def test_leaks_are_told_by_the_positions_in_each_document() -> None:
     assert [leak.cells for leak in leaks(shown, options)] == [0, 0]
     full = build(3, 5)
     assert [leak.cells for leak in leaks(full, options)] == [3 + 1, 3 + 2 * 2]
+
+
+@pytest.mark.parametrize(
+    ("declared", "made", "name"),
+    [
+        ({"causal": True, "query_offset": BOTTOM}, {"query_offset": 0}, "offset:top-left"),
+        ({"query_offset": BOTTOM}, {"causal": True}, "causal:added"),
+        ({}, {"causal": True, "query_offset": BOTTOM}, "causal:added"),
+        ({"query_offset": BOTTOM, "left_window": 1}, {"left_window": None}, "window:missing"),
+        ({}, {"cu_seqlens_q": None, "cu_seqlens_k": None}, "segments:missing"),
+    ],
+)
+def test_mistakes_with_packed_documents_are_named(
+    declared: dict[str, Any], made: dict[str, Any], name: str
+) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, n, 8)) for n in (5, 12, 12))
+    declared |= {"cu_seqlens_q": [0, 2, 5], "cu_seqlens_k": [0, 5, 12]}
+    wrong = attncli.compute(q, k, v, stages="output", **(declared | made)).stages["output"]
+    found = attncli.check(q, k, v, actual_output=wrong, **declared)
+    assert [one.name for one in found.mistakes][:1] == [name]

@@ -117,7 +117,7 @@ def test_intervals_are_the_cells(drawn: tuple[Tensors, dict[str, Any]]) -> None:
         inside = (keys >= hull.first[:, None]) & (keys < hull.stop[:, None])
         assert not (cells & ~inside).any()
         if hull.resumed is not None:
-            gap = (keys >= hull.kept) & (keys < hull.resumed[:, None])
+            gap = (keys >= hull.kept[:, None]) & (keys < hull.resumed[:, None])
             assert not (cells & gap).any()
         if hull.exact:
             np.testing.assert_array_equal(inside, cells)

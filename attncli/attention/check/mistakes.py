@@ -17,7 +17,7 @@ from attncli.attention.check.candidate import REVERSE, LayoutError, apply_layout
 from attncli.attention.check.variant import Rotation, SoftmaxOver, Variant
 from attncli.attention.masks.rules import AdditiveMask, BooleanMask
 from attncli.attention.masks.weightless import MINUS_A_LOT
-from attncli.attention.options import MaskTrue
+from attncli.attention.options import DOCUMENTS, Corner, MaskTrue
 from attncli.attention.problem import Problem
 
 
@@ -101,15 +101,10 @@ def _no_causal(variant: Variant) -> Iterator[Alternative]:
 
 def _added_causal(variant: Variant) -> Iterator[Alternative]:
     """Causality that was not declared, in either corner where they differ."""
-    options, sizes = variant.options, variant.problem.sizes
-    if options.causal:
-        return
-    corners = [0] if sizes.q_len == sizes.k_len else [0, sizes.k_len - sizes.q_len]
-    for corner in corners if options.query_offset is None else [options.query_offset]:
-        changes: dict[str, Any] = {"causal": True}
-        if sizes.q_len != sizes.k_len:
-            changes["query_offset"] = corner
-        yield Alternative(variant.with_options(**changes), changes)
+    if not variant.options.causal:
+        for declared in _positions(variant):
+            changes = {"causal": True, **declared}
+            yield Alternative(variant.with_options(**changes), changes)
 
 
 def _no_alibi(variant: Variant) -> Iterator[Alternative]:
@@ -133,19 +128,30 @@ def _added_alibi(variant: Variant) -> Iterator[Alternative]:
 def positions_to_declare(variant: Variant) -> Iterator[dict[str, Any]]:
     """What has to be declared before a rule of positions is added: both corners if nothing is."""
     sizes = variant.problem.sizes
-    if variant.problem.mask.offset is not None:
+    if variant.problem.mask.shift is not None:
         yield {}
         return
-    for corner in (0, sizes.k_len - sizes.q_len):
+    packed = variant.options.has_packed_queries  # corners are those of each document
+    for corner in Corner if packed else (0, sizes.k_len - sizes.q_len):
         yield {"query_offset": corner}
 
 
-def _offset(of: Callable[[int, int], int]) -> Alternatives:
-    """Query 0 elsewhere: from its position and the bottom-right one to a new position."""
+def _offset(of: Callable[[int, int], int], named: Corner | None = None) -> Alternatives:
+    """Query 0 elsewhere: from its position and the bottom-right one to a new position.
+
+    Args:
+        of: the new position.
+        named: its name, which holds in each document where each has positions of its own.
+    """
 
     def alternatives(variant: Variant) -> Iterator[Alternative]:
         offset, sizes = variant.problem.mask.offset, variant.problem.sizes
-        if offset is None or not variant.options.needs_positions:
+        if variant.problem.mask.shift is None or not variant.options.needs_positions:
+            return
+        if offset is None:
+            if named not in (None, variant.options.query_offset):
+                changes = {"query_offset": named}
+                yield Alternative(variant.with_options(**changes), changes)
             return
         corner = sizes.k_len - sizes.q_len
         old = [int(position) for position in offset]
@@ -241,6 +247,8 @@ def _rotary(*, backwards: bool) -> Alternatives:
     def alternatives(variant: Variant) -> Iterator[Alternative]:
         for changes in positions_to_declare(variant):
             offset = variant.problem.mask.offset
+            if variant.options.has_packed_queries:
+                return  # whose positions no offset tells
             told = [changes["query_offset"]] if offset is None else [int(p) for p in offset]
             for how in _ROTATIONS:
                 turned = Rotation(offset=tuple(told), backwards=backwards, **how)
@@ -417,8 +425,8 @@ MISTAKES = (
     Mistake("scale:after-softmax", _scale_after_softmax, paired=False),
     Mistake("causal:missing", _no_causal),
     Mistake("causal:added", _added_causal),
-    Mistake("offset:top-left", _offset(lambda old, corner: 0)),
-    Mistake("offset:bottom-right", _offset(lambda old, corner: corner)),
+    Mistake("offset:top-left", _offset(lambda old, corner: 0, Corner.TOP_LEFT)),
+    Mistake("offset:bottom-right", _offset(lambda old, corner: corner, Corner.BOTTOM_RIGHT)),
     Mistake("offset:-1", _offset(lambda old, corner: old - 1)),
     Mistake("offset:+1", _offset(lambda old, corner: old + 1)),
     Mistake("window:-1", _window(-1)),
@@ -427,7 +435,7 @@ MISTAKES = (
     Mistake("sink-window:missing", _without("sink_window")),
     Mistake("prefix:missing", _without("prefix")),
     Mistake("dilation:missing", _without("dilation")),
-    Mistake("segments:missing", _without("segments")),
+    Mistake("segments:missing", _without(*DOCUMENTS, "query_segments")),
     Mistake("alibi:missing", _no_alibi),
     Mistake("alibi:added", _added_alibi, paired=False),
     Mistake("mask:inverted", _mask_inverted),

@@ -205,7 +205,7 @@ def _positional(
     if options.left_window is not None:
         first = position - min(options.left_window, _WIDEST)
     first, kept = np.clip(first, 0, sizes.k_len), None
-    if options.sink_window is not None:
+    if options.sink_window:
         kept = np.zeros_like(position) + placement.start + min(options.sink_window, sizes.k_len)
         first = np.where(first <= kept, 0, first)  # no key is left out between both
         kept = kept if first.any() else None
