@@ -270,6 +270,11 @@ class AttentionOptions:
             raise UsageError("«dilation»", f"{wanted}, got «dilation» alone")
 
     @property
+    def has_documents(self) -> bool:
+        """Whether keys are told apart by document."""
+        return any(getattr(self, name) is not None for name in DOCUMENTS)
+
+    @property
     def has_packed_queries(self) -> bool:
         """Whether queries have documents wherever they stand, and positions in each of these."""
         own = self.query_segments, self.cu_seqlens_q, self.cu_seqlens_k

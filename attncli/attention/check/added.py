@@ -254,7 +254,7 @@ def _sink_window(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
 
 def _chunk(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     """Chunks of equal length, as Llama 4 has them."""
-    if variant.options.segments is not None:
+    if variant.options.has_documents:
         return
     sums = _sums(variant, evidence, _worst_batch(evidence))
     lengths = _steps(sums, sums.k_len)[:, 1:]
@@ -267,7 +267,7 @@ def _chunk(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
 
 def _documents(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     """Documents one after another, found from the last row of each, the last one first."""
-    if variant.options.segments is not None:
+    if variant.options.has_documents:
         return
     found = []
     for batch in range(variant.problem.sizes.batch):

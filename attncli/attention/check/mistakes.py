@@ -102,7 +102,7 @@ def _no_causal(variant: Variant) -> Iterator[Alternative]:
 def _added_causal(variant: Variant) -> Iterator[Alternative]:
     """Causality that was not declared, in either corner where they differ."""
     if not variant.options.causal:
-        for declared in _positions(variant):
+        for declared in positions_to_declare(variant):
             changes = {"causal": True, **declared}
             yield Alternative(variant.with_options(**changes), changes)
 
