@@ -131,7 +131,7 @@ def load_weights(options: FileOptions, names: Sequence[str]) -> list[Group]:
         UsageError: options of Q, K and V.
         DataError: files that cannot be read or hold no weights.
     """
-    others = (*ROLES, *PROJECTION_OPTIONS, *RANDOM_OPTIONS, *RANDOM_OR_PACKED, "k_layout")
+    others = (*ROLES, "qkv", *PROJECTION_OPTIONS, *RANDOM_OPTIONS, *RANDOM_OR_PACKED, "k_layout")
     _refuse(options, others, "is about Q, K and V", "«weights»")
     if options.layout is not Layout.BHSD:
         raise UsageError("«layout»", "expected nothing beside «weights», got it")
@@ -280,6 +280,8 @@ def _complete(group: Group) -> Group:
         if role not in group.tensors:
             got = ", ".join(group.tensors)
             advice = "" if role == "q" else f"«qkv={group.source_name}» splits Q, K, V fused in one"
+            if role == "k" and group.tensors["q"].shape[-1:] == group.tensors["q"].shape[-2:-1]:
+                advice += f"; attention weights alone are for entropy «weights={group.source_name}»"
             raise UsageError(f"«{role}»", f"expected q and k, got only {got}", advice)
     return group
 
@@ -349,6 +351,15 @@ def _projected(options: FileOptions, named: dict[str, str]) -> Group:
         for name, weight in loaded.items()
         if name.startswith("w")
     }
+    heads = options.heads or 1
+    for names in (("wq", "wk", "wv"), ("bq", "bk", "bv")):
+        given = {name: (loaded | weights).get(name) for name in names}
+        parts = _parts_of_one(options, given, loaded["x"].shape[-1], heads)
+        if parts:
+            told = ", ".join(f"«{name}»" for name in parts)
+            warnings.append(f"{told} name one tensor: Q, K and V are its parts, in this order")
+        weights |= {name: part for name, part in parts.items() if name in weights}
+        loaded |= parts
     for bias, name in BIASES.items():
         if bias in loaded and loaded[bias].shape != weights[name].shape[1:]:
             width = tuple(weights[name].shape[1:])
@@ -356,7 +367,6 @@ def _projected(options: FileOptions, named: dict[str, str]) -> Group:
             raise DataError(f"«{bias}»", problem + str(tuple(loaded[bias].shape)))
     wo, bo = weights.pop("wo", None), loaded.pop("bo", None)
     biases = {BIASES[name]: bias for name, bias in loaded.items() if name in BIASES}
-    heads = options.heads or 1
     tensors = qkv.project(loaded["x"], weights, heads, options.kv_heads or heads, biases)
     output_projection = None
     if wo is not None:
@@ -370,6 +380,23 @@ def _projected(options: FileOptions, named: dict[str, str]) -> Group:
         output_projection=output_projection,
         warnings=tuple(warnings),
     )
+
+
+def _parts_of_one(
+    options: FileOptions, given: dict[str, torch.Tensor | None], width: int, heads: int
+) -> dict[str, torch.Tensor]:
+    """The columns of each projection where several name the fused one of Q, K and V.
+
+    `in_proj_weight` of nn.MultiheadAttention is one, and `c_attn` of GPT-2.
+    """
+    names = list(given)
+    same = [name for name in names if getattr(options, name) == getattr(options, names[0])]
+    whole = given[names[0]]
+    kv_width = width * (options.kv_heads or heads) // heads
+    if len(same) < 2 or whole is None or whole.ndim < 1 or whole.shape[-1] != width + 2 * kv_width:
+        return {}
+    parts = dict(zip(names, torch.split(whole, [width, kv_width, kv_width], -1), strict=True))
+    return {name: parts[name] for name in same}
 
 
 def _check_output_projection(weight: torch.Tensor, v: torch.Tensor, heads: int) -> None:

@@ -533,6 +533,14 @@ def test_biases_make_projections_those_of_a_torch_layer(run: Run, files: Path) -
     np.testing.assert_allclose(stages["weights"]["values"], expected.detach(), **close)
     np.testing.assert_allclose(stages["projected"]["values"], output.detach()[:, None], **close)
     assert set(found["inputs"]) == set(parts)
+    np.save("in_proj.npy", layer.in_proj_weight.detach())
+    np.save("in_bias.npy", layer.in_proj_bias.detach())
+    one = {f"{n}.npy": "in_proj.npy" for n in weights} | {f"{n}.npy": "in_bias.npy" for n in biases}
+    fused = [one.get(word, word) for word in named]
+    outcome = run("compute", *fused, "--heads", 2, "--weights-layout", "out-in", "-f", "json")
+    again = outcome.json["data"]["stages"]
+    assert again["projected"]["values"] == stages["projected"]["values"]
+    assert "--wq, --wk, --wv name one tensor: Q, K and V are its parts" in outcome.stderr
 
 
 def test_a_bias_that_does_not_fit_is_refused(run: Run, files: Path) -> None:
