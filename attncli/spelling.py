@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+# Between the numbers of one batch and those of the next.
+ROWS = "/"
+
 
 def option_name(field: str) -> str:
     """The option of a field: key_lengths is --key-lengths."""
@@ -17,8 +20,8 @@ def option_words(field: str, value: Any) -> list[str]:
 
     Args:
         field: its name in Python.
-        value: a number, a text, True or False, several (a tuple or an array, joined by commas) or
-            a list, for each of which the option is repeated.
+        value: a number, a text, True or False, several (a tuple or an array, joined by commas, rows
+            of one by `ROWS`) or a list, for each of which the option is repeated.
     """
     if value is None:
         return []
@@ -26,9 +29,13 @@ def option_words(field: str, value: Any) -> list[str]:
         return [option_name(field if value else f"no_{field}")]
     if isinstance(value, list):
         return [word for one in value for word in (option_name(field), _text(one))]
-    several = value if isinstance(value, tuple) else getattr(value, "flat", None)
-    text = _text(value) if several is None else ",".join(map(_text, several))
-    return [option_name(field), text]
+    return [option_name(field), _joined(value)]
+
+
+def _joined(value: Any) -> str:
+    if not isinstance(value, tuple) and not getattr(value, "shape", ()):
+        return _text(value)
+    return (ROWS if len(getattr(value, "shape", ())) > 1 else ",").join(map(_joined, value))
 
 
 def options_text(changes: Mapping[str, Any]) -> str:
@@ -41,4 +48,5 @@ def options_text(changes: Mapping[str, Any]) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, StrEnum) or not hasattr(value, "item"):
         return repr(value) if isinstance(value, float) else str(value)
-    return _text(value.item())
+    item = value.item()  # of an array, which lists True and False as 1 and 0
+    return _text(int(item) if isinstance(item, bool) else item)

@@ -22,6 +22,7 @@ from attncli.attention.options import OPTIONS, AttentionOptions, Corner, Kind, M
 from attncli.errors import DataError, UsageError, in_python
 from attncli.files.roles import read_one
 from attncli.files.tensor import BY_NAME, StoredTensor, as_float, name_of, require_accepted
+from attncli.spelling import ROWS
 
 Values = TypeVar("Values", list[int], tuple[int, ...], tuple[float, ...])
 TensorLike = Any  # a torch tensor, a NumPy array, or nested lists of numbers
@@ -153,11 +154,21 @@ def _typed(name: str, value: Any, files: dict[str, str], warnings: list[str]) ->
         return read_array(value, option, warnings)
     if name not in FROM_FILES:
         return value
-    numbers = np.int64 if kind is Kind.IDS else np.float64
     if len(value) == 1 and _is_file(value[0]):
         files[name] = value[0]
         return _of_kind(kind, read_array(value[0], option, warnings))
-    return np.array((integers if kind is Kind.IDS else floats)(option, value), numbers)
+    if kind is Kind.LOGITS:
+        return np.array(floats(option, value))
+    rows = [integers(option, [row]) for row in ",".join(value).split(ROWS)]
+    if len({len(row or ()) for row in rows}) > 1:
+        raise UsageError(option, f"expected rows of one length between {ROWS!r}, got several")
+    array = np.array(rows[0] if len(rows) == 1 else rows, np.int64)
+    if kind is Kind.MARKS:
+        wrong = array[~np.isin(array, (0, 1))]
+        if wrong.size:
+            raise UsageError(option, f"expected 0 and 1, got {wrong[0]}")
+        return array == 1
+    return array
 
 
 def _offset(option: str, words: list[str]) -> Corner | int | tuple[int, ...]:
@@ -177,10 +188,13 @@ def _offset(option: str, words: list[str]) -> Corner | int | tuple[int, ...]:
 def _is_file(text: str) -> bool:
     """Whether a value names a file: anything that is no list of numbers does."""
     try:
-        [float(part) for part in several([text])]
+        [float(part) for part in several([text.replace(ROWS, ",")])]
     except ValueError:
         return True
-    return Path(text).is_file()
+    try:
+        return Path(text).is_file()
+    except OSError:  # a list that is longer than names of files may be
+        return False
 
 
 def _of_kind(kind: Kind | None, array: NDArray[Any]) -> NDArray[Any]:
@@ -206,7 +220,7 @@ def _declared(name: str, value: Any, bundle: str) -> Any:
             return choice_of(MaskTrue, _of_type(value, str), name)
         if kind is Kind.OFFSET:
             return _offset(name, [str(part) for part in listed])
-        if kind in (Kind.IDS, Kind.ARRAY):
+        if kind in (Kind.IDS, Kind.ARRAY, Kind.MARKS):
             return _array(value, kind)
         return tuple(_of_type(number, int) for number in listed)
     except (TypeError, ValueError, OverflowError, UsageError):

@@ -23,9 +23,8 @@ ROLES = ("q", "k", "v")
 # In metadata: what holds for every group that does not say otherwise, and tokens.
 ALL_GROUPS, LABELS = "*", "labels"
 # Options that a tensor may be the value of, and other names of such tensors.
-FROM_FILES = {
-    name for name, told in OPTIONS.items() if told.kind in (Kind.ARRAY, Kind.IDS, Kind.LOGITS)
-}
+_ARRAYS = (Kind.ARRAY, Kind.IDS, Kind.LOGITS, Kind.MARKS)
+FROM_FILES = {name for name, told in OPTIONS.items() if told.kind in _ARRAYS}
 ALIASES = {"attn_mask": ("attn_mask", "attention_mask", "mask")}
 
 Labels = tuple[tuple[str, ...], ...]

@@ -75,6 +75,7 @@ class Kind(StrEnum):
     LENGTHS = "list of whole numbers"
     IDS = "list of integer ids"  # or a file of them
     LOGITS = "list of numbers"  # or a file of them
+    MARKS = "list of true and false"  # or a file of them; 1 and 0 as words
     ARRAY = "file of an array"
     CHOICE = "one of its choices"
 
@@ -180,7 +181,7 @@ class AttentionOptions:
         None, "Real queries, likewise.", "N[,N…]", Kind.LENGTHS
     )
     key_padding: NDArray[Any] | None = option(
-        None, "Boolean (B, S_k), True = real key.", "FILE", Kind.ARRAY
+        None, "Boolean (B, S_k), True = real key.", "FILE|1,0,…", Kind.MARKS
     )
     attn_mask: NDArray[Any] | None = option(
         None, "Boolean, or floats that are added.", "FILE", Kind.ARRAY

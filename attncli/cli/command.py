@@ -32,6 +32,7 @@ WORDS: dict[Kind | None, Any] = {
     Kind.OFFSET: list[str],
     Kind.LENGTHS: list[str],
     Kind.IDS: list[str],
+    Kind.MARKS: list[str],
     Kind.LOGITS: list[str],
 }
 

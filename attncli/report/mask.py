@@ -56,7 +56,7 @@ def mask_tables(
     recognition = judged.recognition
     yield _title(judged.description, printer)
     if judged.lenient is None and recognition.options and not recognition.probably_inverted:
-        yield f"  options: {_options_text(recognition.options)}"
+        yield f"  options: {_options_text(recognition.options, printer)}"
     if recognition.probably_inverted and isinstance(mask.file, BooleanMask):
         other = "drop" if mask.file.shown else "keep"
         yield f"  --mask-true {other} reads it the other way round"
@@ -165,15 +165,15 @@ def _title(text: str, printer: Printer) -> RenderableType:
     return Text(loud, "bold rgb(255,255,255) on rgb(176,32,32)")
 
 
-def _options_text(options: dict[str, Any]) -> str:
-    """Recognised options as one would type them."""
+def _options_text(options: dict[str, Any], printer: Printer) -> str:
+    """Recognised options as one would type them; a terminal shows long lists cut short."""
     typed = {name: value for name, value in options.items() if value is not False}
-    if "key_padding" in typed:
-        typed["key_padding"] = "FILE"  # no list of numbers serves for this one
-    if "segments" in typed:
-        ids = typed["segments"].ravel()
-        more = ",…" if len(ids) > MOST_IDS else ""
-        typed["segments"] = ",".join(map(str, ids[:MOST_IDS].tolist())) + more
+    for name, value in typed.items():
+        if printer.on_terminal and getattr(value, "size", 0) > MOST_IDS:
+            first = ",".join(str(int(number)) for number in value.flat[:MOST_IDS])
+            typed[name] = f"{first},… (`| less` or --output shows them all)"
+        elif getattr(value, "ndim", 0) > 1 and len(value) == 1:
+            typed[name] = value[0]
     return options_text(typed) or "none needed"
 
 

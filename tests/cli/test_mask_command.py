@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -122,6 +123,46 @@ def test_values_that_leave_some_weight_are_warned_of(run: Any) -> None:
     ran = run("--attn-mask m.npy --hide-below -100")
     assert ran.out.startswith("causal\n")
     assert ran.err == ""
+
+
+DOCUMENTS = np.array([[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 1, 1, 2, 2, 2, 2]])
+HOLES = np.arange(200) % 3 != 1
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (
+            (CAUSAL & (DOCUMENTS[:, :, None] == DOCUMENTS[:, None]))[:, None],
+            "--causal --segments 0,0,0,1,1,1,1,1/0,0,1,1,2,2,2,2",
+        ),
+        (CAUSAL & HOLES[:S], "--causal --key-padding 1,0,1,1,0,1,1,0"),
+        (np.tri(200, dtype=bool) & HOLES, "--causal --key-padding 1,0,1,1,0,1"),
+        (
+            np.tri(200, dtype=bool) & (np.arange(200)[:, None] // 70 == np.arange(200) // 70),
+            "--causal --segments 0,0,0",
+        ),
+    ],
+)
+def test_the_options_that_are_printed_build_the_mask(
+    run: Any, mask: np.ndarray[Any, Any], words: str
+) -> None:
+    (line,) = re.findall("^  options: (.*)$", run("--attn-mask m.npy", m=mask).out, re.MULTILINE)
+    assert line.startswith(words)
+    assert run(f"--attn-mask m.npy --against options {line}").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--segments 0,0,1/1", "--segments: expected rows of one length between '/', got several"),
+        ("--key-padding 1,0,-1", "--key-padding: expected 0 and 1, got -1"),
+    ],
+)
+def test_lists_are_checked(run: Any, words: str, problem: str) -> None:
+    ran = run(words)
+    assert ran.code == 2
+    assert problem in ran.err
 
 
 def test_hidden_rows_are_suspected_of_being_transposed(run: Any) -> None:
