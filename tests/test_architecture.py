@@ -22,7 +22,7 @@ PACKAGE = Path(attncli.__file__).parent
 ARROWS = {
     "attention": {"columns", "errors", "spelling"},
     "files": {"errors"},
-    "analysis": {"attention", "columns", "errors", "files"},
+    "analysis": {"attention", "columns", "errors", "files", "spelling"},
     "report": {"attention", "attncli", "columns", "errors", "files", "spelling"},
     "api": {"analysis", "attention", "columns", "errors", "files"},
     "cli": {"analysis", "attention", "attncli", "columns", "errors", "files", "report", "spelling"},
