@@ -279,10 +279,11 @@ def _complete(group: Group) -> Group:
     for role in ("q", "k"):
         if role not in group.tensors:
             got = ", ".join(group.tensors)
-            advice = "" if role == "q" else f"«qkv={group.source_name}» splits Q, K, V fused in one"
+            advice = f"if Q, K and V are fused in one: «qkv={group.source_name}»"
             if role == "k" and group.tensors["q"].shape[-1:] == group.tensors["q"].shape[-2:-1]:
                 advice += f"; attention weights alone are for entropy «weights={group.source_name}»"
-            raise UsageError(f"«{role}»", f"expected q and k, got only {got}", advice)
+            problem = f"expected q and k, got only {got}"
+            raise UsageError(f"«{role}»", problem, advice if role == "k" else "")
     return group
 
 

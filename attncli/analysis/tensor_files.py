@@ -132,7 +132,8 @@ def groups_in(names: Sequence[str], wanted: Sequence[str]) -> list[FileGroup]:
 def _is_alone(file: TensorFile, several: bool) -> bool:
     """Whether a file is that of one tensor; beside bundles it may be a shard like them."""
     (first, *others) = file.headers
-    return not others and not (several and first.name is not None)
+    lacking = any(fits(name, role) for name in file.others for role in ROLES)
+    return not others and not lacking and not (several and first.name is not None)
 
 
 def _put_together(files: list[TensorFile]) -> TensorFile | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attncli.errors import DataError, UsageError
 from attncli.files.container import TensorFile
-from attncli.files.names import NO_EXAMPLE, dumped_part, example, plain_part
+from attncli.files.names import NO_EXAMPLE, dumped_part, example, fits, plain_part
 from attncli.files.reader import open_file
 from attncli.files.tensor import StoredTensor
 from attncli.files.text import listed, place, shown
@@ -158,7 +158,17 @@ def _require(file: TensorFile, found: dict[str, dict[str, str]], name: str) -> N
     if missing:
         present = listed(found[name].values())
         problem = f"expected q and k in {_group_text(name)}, got no {missing}, only {present}"
-        raise DataError(where, problem)
+        raise _with_others(DataError(where, problem), file)
+
+
+def _with_others(error: DataError, file: TensorFile) -> DataError:
+    """The same error, with those in a role that are no dense tensors."""
+    others = {n: o for n, o in file.others.items() if any(fits(n, role) for role in "qkv")}
+    if not others:
+        return error
+    told = listed(f"{name} ({what})" for name, (what, _) in others.items())
+    advice = next(iter(others.values()))[1]
+    return DataError(error.where, f"{error.problem}; no dense tensor is {told}", advice)
 
 
 def _warn(file: TensorFile, found: dict[str, dict[str, str]], complete: list[str]) -> None:
@@ -194,7 +204,8 @@ def _no_roles(file: TensorFile) -> DataError:
         advice = f"If Q, K and V are fused in one, split it: «qkv={source}::{fused}»."
     elif weight != NO_EXAMPLE:
         advice = f"Weights project what «x» gives: «x=FILE» «wq={source}::{weight}»."
-    return DataError(where, f"expected tensors named q and k, got {listed(names)}", advice)
+    error = DataError(where, f"expected tensors named q and k, got {listed(names)}", advice)
+    return _with_others(error, file)
 
 
 def split_name(text: str) -> tuple[str, str | None]:

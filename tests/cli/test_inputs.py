@@ -405,7 +405,7 @@ def test_packed_fused_tensors_are_split(run: Run, files: Path, tensors: Tensors)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ("entropy f.npy", 2, "--qkv f.npy splits Q, K, V fused in one"),
+        ("entropy f.npy", 2, "if Q, K and V are fused in one: --qkv f.npy"),
         ("entropy --qkv p.npy", 2, "--qkv: expected --heads beside it for packed heads (1, 6, 96)"),
         ("entropy --qkv p.npy --heads 5", 2, "expected H + 2·H_kv to divide the width 96"),
         ("entropy --qkv q.npy", 1, "--qkv: expected (B, S, 3, H, d), (S, 3, H, d) or packed heads"),

@@ -100,6 +100,10 @@ def test_the_rest_of_a_file_is_listed(run: Run, files: Path) -> None:
     failed = run("entropy", "mixed.pt::q", "mixed.pt::k", code=1).stderr
     assert "mixed.pt::q: expected a dense tensor, got a nested tensor" in failed
     assert "--key-lengths" in failed
+    for words in (["mixed.pt"], ["mixed.pt", "mixed.pt"]):
+        failed = run("entropy", *words, code=1).stderr
+        assert "got no q, only k; no dense tensor is q (a nested tensor)" in failed
+        assert "to_padded_tensor" in failed
     torch.save([nested, nested], "nested.pt")
     for command in ("inspect", "entropy"):
         failed = run(command, "nested.pt", code=1).stderr
