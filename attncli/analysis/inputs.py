@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attncli.analysis.options import FileOptions, InputOptions
-from attncli.analysis.tensor_files import ROLES, FileGroup, Labels, groups_in
+from attncli.analysis.tensor_files import ROLES, FileGroup, Labels, declared_in, groups_in
 from attncli.analysis.values import several
 from attncli.analysis.weight_files import weights_in
 from attncli.attention import qkv
@@ -314,8 +314,10 @@ def _fused(options: FileOptions, spec: str, named: dict[str, str]) -> list[Group
                 f"{whole} is split as all of Q, then of K, then of V; models that name it so keep "
                 "those of each head together: then reshape it to (B, S, H, 3, d)"
             )
+        declared, labels = declared_in(file, group) if name is None else ({}, None)
+        described = {"qkv": describe(whole, tensor)}
         groups.append(
-            Group(source, group, split[0], {"qkv": describe(whole, tensor)}, warnings=(*warnings,))
+            Group(source, group, split[0], described, declared, labels, warnings=(*warnings,))
         )
     return groups
 

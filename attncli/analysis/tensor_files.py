@@ -25,7 +25,10 @@ ALL_GROUPS, LABELS = "*", "labels"
 # Options that a tensor may be the value of, and other names of such tensors.
 _ARRAYS = (Kind.ARRAY, Kind.IDS, Kind.LOGITS, Kind.MARKS)
 FROM_FILES = {name for name, told in OPTIONS.items() if told.kind in _ARRAYS}
-ALIASES = {"attn_mask": ("attn_mask", "attention_mask", "mask")}
+ALIASES = {
+    "attn_mask": ("attn_mask", "attention_mask", "mask"),
+    "sinks": ("sinks", "sink", "attn_sinks", "attention_sinks", "s_aux"),
+}
 
 Labels = tuple[tuple[str, ...], ...]
 
@@ -184,7 +187,7 @@ def _declared(file: TensorFile, group: str) -> dict[str, Any]:
 def _held(file: TensorFile, group: str) -> dict[str, Any]:
     """The tensors of a group that are named like an option."""
     names = {header.name for header in file.headers}
-    prefixes = (f"{group}.", f"{group}/") if group else ("",)
+    prefixes = (f"{group}_", f"{group}.", f"{group}/") if group else ("",)
     return {
         option: HeldTensor(file, prefix + name)
         for prefix in prefixes

@@ -39,7 +39,7 @@ NO_EXAMPLE = "NAME"
 
 # Names that fit an option, by their last words.
 _FIT = {
-    "sinks": r"(attn_|attention_)?sinks?|s_aux",
+    "sinks": r"(\w+_)?sinks?|s_aux",
     "attn_mask": r"(attn_|attention_|causal_)?mask|(attn|attention|position|relative)_bias",
     "key_padding": r"(key_)?padding(_mask)?|attention_mask",
     "segments": r"segments?(_ids)?|document(_id)?s|seq_idx",

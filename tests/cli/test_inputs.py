@@ -337,6 +337,30 @@ def test_names_that_stand_for_another_layout(run: Run, files: Path) -> None:
     assert run("entropy", "packed.safetensors", *words).stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("role", "sinks"),
+    [
+        ("l.0.self_attn.{}", "l.0.self_attn.sinks"),
+        ("l.0.attn.hook_{}", "l.0.attn.attention_sinks"),
+        ("layer0_{}", "layer0_sinks"),
+        ("{}", "s_aux"),
+    ],
+)
+def test_sinks_that_a_bundle_holds(
+    run: Run, files: Path, tensors: Tensors, role: str, sinks: str
+) -> None:
+    logits = np.array([0.5, -1, 2, 0])
+    np.savez("s.npz", **{role.format(n): a for n, a in tensors.items()}, **{sinks: logits})
+    words = ("compute", "s.npz", "--heads", "4", "-f", "json")
+    held, given = run(*words), run(*words, "--sinks", "0.5,-1,2,0")
+    assert held.json["data"] == given.json["data"]
+    assert held.json["params"]["sinks"] == f"s.npz::{sinks}"
+    np.savez("p.npz", **{role.format(n): a for n, a in tensors.items()})
+    assert run("compute", "p.npz", *words[2:]).json["data"] != held.json["data"]
+    failed = run("compute", "p.npz", "--sinks", "s.npz", code=2).stderr
+    assert f"Say which: s.npz::{sinks}." in failed
+
+
 FUSED = {
     "bs3hd": (2, []),
     "bsh3d": (3, []),
@@ -395,6 +419,14 @@ def test_packed_fused_tensors_are_split(run: Run, files: Path, tensors: Tensors)
     assert {one["group"] for one in found["data"]} == {"l.0.attn", "l.1.attn"}
     one = run("entropy", "--qkv", "b.npz", "--group", "l.1.attn", *heads, "-f", "json").json
     assert one["data"] == [record for record in found["data"] if record["group"] == "l.1.attn"]
+    np.savez("d.npz", **bundle, **{"l.1.attn.sinks": np.ones(4)})
+    sunk = run("entropy", "--qkv", "d.npz", *heads, "-f", "json").json
+    assert sunk["data"][:8] == [one | {"source": "d.npz"} for one in found["data"][:8]]
+    ones = run(
+        "entropy", "--qkv", "d.npz::l.1.attn.qkv", *heads, "--sinks", "1,1,1,1", "-f", "json"
+    )
+    entropies = [one["entropy_bits_mean"] for one in ones.json["data"]]
+    assert entropies == [one["entropy_bits_mean"] for one in sunk["data"][8:]]
     np.savez("n.npz", query_key_value=whole)
     assert (
         "reshape it to (B, S, H, 3, d)"
