@@ -19,6 +19,7 @@ from attncli.attention.check.evidence import Evidence
 from attncli.attention.check.mistakes import Alternative, Mistake, positions_to_declare
 from attncli.attention.check.variant import Part, Variant
 from attncli.attention.check.walk import cells_of
+from attncli.attention.masks.positions import FARTHEST
 
 _ROWS = 12
 # Sums of values that are kept: 2²² float64 are 32 MiB.
@@ -235,7 +236,8 @@ def _sink_window(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     options = variant.options
     if options.sink_window is not None:
         return
-    open_ = variant.with_options(left_window=None) if options.left_window is not None else variant
+    windowed = options.left_window is not None
+    open_ = variant.with_options(left_window=FARTHEST) if windowed else variant
     sums = _sums(open_, evidence, _worst_batch(evidence))
     p, widths = sums.positions[:, None], _steps(sums, sums.k_len)
     if options.left_window is not None:

@@ -11,8 +11,23 @@ import torch
 
 from attncli.attention.check.candidate import Candidate, Target
 from attncli.attention.check.tolerance import Tolerance
-from attncli.attention.check.variant import Expected, Part, Variant, evaluate, parts_of, real_rows
-from attncli.attention.check.walk import ErrorSums, all_parts, cells_of, difference, errors_of
+from attncli.attention.check.variant import (
+    Expected,
+    Part,
+    Storage,
+    Variant,
+    evaluate,
+    parts_of,
+    real_rows,
+)
+from attncli.attention.check.walk import (
+    ErrorSums,
+    all_parts,
+    cells_of,
+    difference,
+    errors_of,
+    stored,
+)
 from attncli.attention.problem import Problem
 
 # Cells of the sample that every mistake is tried on, and of the one that most fail on already.
@@ -181,11 +196,23 @@ def judge(variant: Variant, evidence: Evidence, sample: RowSample | None = None)
     for part, expected, cells in cells_of(variant, evidence.candidates, parts):
         for one, candidate, actual in zip(sums, evidence.candidates, cells, strict=True):
             errors = errors_of(candidate, actual, expected, evidence.tolerance, lenient=True)
+            if variant.result is not None and candidate.target is not Target.LOGSUMEXP:
+                like = _like(candidate, part, variant.result)
+                errors = stored(errors, variant.result, like)
             one.add(errors, part)
             if sample is not None and not differs:
                 right = evidence.right(part).of(candidate.target).to(torch.float64)
                 differs = bool(difference(errors.expected, right, errors.allowed).wrong.any())
     return FitResult(tuple(sums), differs)
+
+
+def _like(candidate: Candidate, part: Part, storage: Storage) -> torch.Tensor:
+    """The values of a candidate that share their scales with those of a part."""
+    shared = storage.shared or ()
+    batch = slice(None) if 0 in shared else part.batch
+    head = slice(None) if 1 in shared else part.head
+    chosen = candidate.values[batch, head]
+    return chosen if 2 in shared else chosen[:, :, part.rows.cpu()]
 
 
 def _chosen(problem: Problem, off: torch.Tensor, cells: int) -> Iterator[Rows]:

@@ -17,6 +17,7 @@ from attncli.attention.check.compare import Comparison, compare_with
 from attncli.attention.check.evidence import Evidence, FitResult, judge, sample_rows
 from attncli.attention.check.fitted import find_dropout, fitted_scale, other_value_heads
 from attncli.attention.check.mistakes import MISTAKES, TOGETHER, Alternative, Mistake
+from attncli.attention.check.storage import storage_mistakes
 from attncli.attention.check.tolerance import Tolerance
 from attncli.attention.check.variant import (
     HalfPrecision,
@@ -43,6 +44,8 @@ _ROUNDED = {
     torch.bfloat16: (RoundedAt.INPUTS, RoundedAt.SCORES, RoundedAt.SCALED),
     torch.float16: (RoundedAt.SCORES, RoundedAt.SCALED),
 }
+# Σ error² over Σ expected² above which no rounding that anyone stores with explains it.
+_FEW_BITS = 0.1
 _OVER_QUERIES = tuple(one for one in MISTAKES if one.name == "softmax:axis")
 
 
@@ -147,6 +150,10 @@ def _find(evidence: Evidence, compared: Sequence[Comparison]) -> list[Hypothesis
     dropout = find_dropout(evidence.base, evidence)
     if dropout is not None:
         found.append(_hypothesis("dropout", dropout, matches=dropout.explains and not explaining))
+    if not explaining and _comes_near(evidence):
+        rounded = _attempts(storage_mistakes(), evidence)
+        explaining = _explaining(rounded, evidence)
+        found += _as_hypotheses(explaining, explaining)
     if not any(one.matches for one in found):
         found += _precision(evidence)
     if not any(one.matches for one in found):
@@ -248,6 +255,12 @@ def _as_hypotheses(tried: Iterable[_Attempt], explaining: Sequence[_Attempt]) ->
 
 def _hypothesis(name: str, result: FitResult, *, matches: bool) -> Hypothesis:
     return Hypothesis(name=name, max_abs_error=result.max_abs_error, matches=matches)
+
+
+def _comes_near(evidence: Evidence) -> bool:
+    """Whether the errors are as small beside the values as few bits leave them."""
+    sums = evidence.before(evidence.quick_rows).sums
+    return all(float(one.squares.sum()) <= _FEW_BITS * float(one.sizes.sum()) for one in sums)
 
 
 def _precision(evidence: Evidence) -> list[Hypothesis]:

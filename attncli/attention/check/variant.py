@@ -57,6 +57,36 @@ class HalfPrecision:
 
 
 @dataclass(frozen=True, slots=True)
+class Storage:
+    """How numbers were kept.
+
+    Attributes:
+        dtype: what they were rounded to, to nearest.
+        shared: axes over which the largest |number| was scaled to the largest of the dtype; None
+            for numbers that were rounded as they are.
+    """
+
+    dtype: torch.dtype
+    shared: tuple[int, ...] | None = None
+
+    def rounded(self, x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+        """A tensor (B, H, S, d) as it is read back, in its own dtype; scaled as `like` needs it."""
+        most = 127.0 if self.dtype == torch.int8 else float(torch.finfo(self.dtype).max)
+        wide = x.to(torch.float64)
+        scale = torch.ones((), dtype=torch.float64, device=x.device)
+        if self.shared is not None:
+            source = wide if like is None else like.to(torch.float64)
+            scale = source.abs().amax(self.shared, keepdim=True) / most
+            scale = torch.where(scale > 0, scale, 1.0)
+        scaled = (wide / scale).clamp(-most, most)
+        if self.dtype == torch.int8:
+            kept = scaled.round()
+        else:
+            kept = scaled.to(torch.float32).to(self.dtype).to(torch.float64)
+        return (kept * scale).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class Rotation:
     """Rotary position embedding (RoPE): pairs of entries turned by angles that grow with position.
 
@@ -124,6 +154,7 @@ class Variant:
         late_scale: the scale multiplies the weights in the place of the scores.
         base_2: the log-sum-exp is log₂ Σ 2^…, 1/ln 2 times the natural one.
         rotation: how queries and keys were turned before the product; None if they were not.
+        result: how outputs and weights lost digits when they were stored; None if they did not.
     """
 
     problem: Problem
@@ -138,6 +169,7 @@ class Variant:
     late_scale: bool = False
     base_2: bool = False
     rotation: Rotation | None = None
+    result: Storage | None = None
     # Column sums of a softmax over queries need every row: found once. Not copied by `replace`.
     _columns: dict[int, torch.Tensor] = field(init=False, default_factory=dict, compare=False)
 

@@ -12,7 +12,15 @@ import torch
 
 from attncli.attention.check.candidate import Candidate, Target
 from attncli.attention.check.tolerance import Tolerance
-from attncli.attention.check.variant import Expected, Part, Variant, evaluate, parts_of, real_rows
+from attncli.attention.check.variant import (
+    Expected,
+    Part,
+    Storage,
+    Variant,
+    evaluate,
+    parts_of,
+    real_rows,
+)
 
 # A head is off whose root mean square error is beyond so many times what rounding explains.
 ROUNDING_MARGIN = 8.0
@@ -120,6 +128,24 @@ def difference(actual: torch.Tensor, expected: torch.Tensor, allowed: torch.Tens
     error = torch.where(same, 0.0, (actual - expected).abs()).nan_to_num(torch.inf, torch.inf)
     wrong = ((error > allowed) | torch.isinf(error)) & ~same
     return Errors(actual, expected, error, allowed.expand(error.shape), wrong)
+
+
+def stored(errors: Errors, storage: Storage, like: torch.Tensor) -> Errors:
+    """The errors where rounding is monotonous, so that a right value lies between two rounded ones.
+
+    Args:
+        errors: without the rounding.
+        storage: how the candidate was stored.
+        like: its values that share their scales with these.
+    """
+    like = like.to(errors.actual.device)
+    low, high = (storage.rounded(errors.expected + sign * errors.allowed, like) for sign in (-1, 1))
+    nearest = torch.minimum(torch.maximum(errors.actual, low), high)
+    return replace(
+        difference(errors.actual, nearest, errors.allowed),
+        explained=errors.explained,
+        forgiven=errors.forgiven,
+    )
 
 
 def _let_empty_rows_be(
