@@ -128,7 +128,7 @@ def test_every_command_has_the_figures_of_the_boolean_mask(
         (words, numbers), (words_too, numbers_too) = (_apart(repr(each[part])) for each in told)
         assert words == words_too, part
         # Which cells are skipped, and so the order of sums, may differ.
-        np.testing.assert_allclose(numbers, numbers_too, 1e-6 if precision == "float32" else 1e-12)
+        np.testing.assert_allclose(numbers, numbers_too, 5e-6 if precision == "float32" else 1e-12)
 
 
 def _apart(text: str) -> tuple[list[str], list[float]]:

@@ -78,7 +78,12 @@ def read_values(mask: NDArray[Any]) -> MaskValues:
         if zero_or_one:
             zero_or_one = low >= 0 and high <= 1 and bool(((block == 0) | (block == 1)).all())
             any_one = any_one or high == 1
-        ranges = _merged([*ranges, *_ranges(block if low > -np.inf else block[block > -np.inf])])
+        if low == -np.inf:
+            low = float(np.where(block == -np.inf, block.dtype.type(high), block).min())
+        if low >= high - _GAP:  # one range, or none of finite numbers; most masks are done here
+            ranges = _merged([*ranges, (high, low)]) if high > -np.inf else ranges
+        else:
+            ranges = _merged([*ranges, *_ranges(block[block > -np.inf])])
     return MaskValues(tuple(ranges), lowest, zero_or_one and any_one)
 
 
