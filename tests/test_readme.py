@@ -29,6 +29,8 @@ OF_THE_READER = {
     "attncli check q.npy k.npy v.npy --actual-output out.npy",
     "attncli compute q.npy k.npy v.npy",
     "attncli entropy BUNDLE…",
+    "attncli mask BUNDLE",
+    "attncli mask --weights FILE",
     "attncli entropy --weights FILE…",
     "attncli COMMAND --help",
 }

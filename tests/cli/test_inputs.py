@@ -523,6 +523,19 @@ def test_what_a_bundle_declares_wrongly_is_the_fault_of_the_data(
     assert outcome.stderr.startswith("attncli: error: g.safetensors")
 
 
+def test_a_bundle_declares_numbers_per_head(run: Run, files: Path) -> None:
+    own = {"a": {"scale": [2, 0.5], "alibi_slopes": [1, 0.25]}}
+    tensors = {"a.q": torch.ones(2, 3, 4), "a.k": torch.ones(2, 3, 4)}
+    save_file(tensors, "g.safetensors", metadata={"attncli": json.dumps(own)})
+    found = run("compute", "g.safetensors", "-f", "json").json
+    assert found["params"]["scale"] == [2.0, 0.5]
+    assert found["params"]["alibi_slopes"] == [1.0, 0.25]
+    masked = found["data"]["stages"]["masked"]["values"][0]
+    assert [masked[0][0], masked[1][0]] == [[8, 7, 6], [2, 1.75, 1.5]]
+    bare = run("compute", "g.safetensors", "--no-alibi", "--scale", 1, "-f", "json").json
+    assert bare["data"]["stages"]["masked"]["values"][0][1][0] == [4, 4, 4]
+
+
 @pytest.mark.parametrize("out_in", [False, True])
 def test_projection(run: Run, files: Path, out_in: bool) -> None:
     rng = np.random.default_rng(3)
