@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ def test_every_command_has_the_figures_of_the_boolean_mask(
         told.append(
             {
                 "entropy": entropy.heads,
-                "rows": entropy.rows,
+                "rows": [_listed(rows) for rows in entropy.rows or ()],
                 "variance": attncli.variance(
                     q, k, attn_mask=mask, precision=precision, **beside
                 ).records,
@@ -129,6 +130,12 @@ def test_every_command_has_the_figures_of_the_boolean_mask(
         assert words == words_too, part
         # Which cells are skipped, and so the order of sums, may differ.
         np.testing.assert_allclose(numbers, numbers_too, 5e-6 if precision == "float32" else 1e-12)
+
+
+def _listed(result: Any) -> dict[str, Any]:
+    """The tensors of a dataclass, of which a text shows but some digits."""
+    held = {field.name: getattr(result, field.name) for field in fields(result)}
+    return {name: value.tolist() for name, value in held.items() if hasattr(value, "tolist")}
 
 
 def _apart(text: str) -> tuple[list[str], list[float]]:
