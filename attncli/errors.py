@@ -63,6 +63,11 @@ class CheckFailedError(AttncliError):
     exit_code = ExitCode.CHECK_FAILED
 
 
+def printable(text: str) -> str:
+    """The text with everything unprintable escaped: codes of terminals, line ends, lone bytes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def in_python(text: str) -> str:
     """A message with its options as keywords: prefix, layout=bshd."""
     return _OPTION.sub(lambda found: "=".join(filter(None, found.groups())), text)

@@ -176,7 +176,7 @@ def _offset(option: str, words: list[str]) -> Corner | int | tuple[int, ...]:
     if len(parts) == 1 and parts[0] in tuple(Corner):
         return Corner(parts[0])
     try:
-        offsets = tuple(int(part) for part in parts)
+        offsets = tuple(int(part if part.isascii() else "") for part in parts)
     except ValueError:
         offsets = ()
     if not offsets:

@@ -88,7 +88,7 @@ def _parts(option: str, given: list[str]) -> list[str]:
 
 def _number(option: str, text: str, kind: Callable[[str], Number], expected: str) -> Number:
     try:
-        value = kind(text)
+        value = kind(text if text.isascii() else "")
     except ValueError:
         raise UsageError(option, f"expected {expected}, got {text!r}") from None
     if isinstance(value, int):

@@ -104,7 +104,8 @@ def project(
         packed = whole @ weight.to(torch.float64)  # (B, S, H·d)
         if name in biases:
             packed += biases[name].to(torch.float64)
-        split = packed.reshape(*packed.shape[:2], counts[name], -1)
+        width = packed.shape[2] // counts[name]
+        split = packed.reshape(*packed.shape[:2], counts[name], width)
         projected[name.removeprefix("w")] = split.transpose(1, 2)  # (B, H, S, d)
     return projected
 

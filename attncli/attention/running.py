@@ -46,7 +46,8 @@ class RunningStatistics:
 
     def add(self, numbers: NDArray[Any]) -> None:
         """Take in a part, of any real dtype."""
-        exact = numbers.ravel(order="K").astype(np.float64, copy=False)
+        with np.errstate(invalid="ignore"):  # a NaN of which hardware says more than that
+            exact = numbers.ravel(order="K").astype(np.float64, copy=False)
         finite = exact[np.isfinite(exact)]
         if finite.size < exact.size:
             self.n_nan += int(np.isnan(exact).sum())

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from attncli import __version__
-from attncli.cli.command import subcommand
+from attncli.cli.command import refuse_other_digits, subcommand
 from attncli.cli.failures import exit_code_of
 
 # A subcommand lives in the module of its name; its line here is the first of its docstring.
@@ -32,7 +32,15 @@ class AttncliGroup(TyperGroup):
         """Run, and exit with a code of `attncli.errors`."""
         kwargs["standalone_mode"] = False
         _stand_in_for_closed_streams()
-        sys.exit(exit_code_of(lambda: super(AttncliGroup, self).main(*args, **kwargs)))
+        for stream in (sys.stdout, sys.stderr):
+            _replace_what_it_cannot_encode(stream)
+
+        def work() -> Any:
+            given = args[0] if args else kwargs.get("args")
+            refuse_other_digits(sys.argv[1:] if given is None else given)
+            return super(AttncliGroup, self).main(*args, **kwargs)
+
+        sys.exit(exit_code_of(work))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Put the subcommand itself in the place of what the help lists: load its module now."""
@@ -45,6 +53,12 @@ def _stand_in_for_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - until the end
+
+
+def _replace_what_it_cannot_encode(stream: Any) -> None:
+    """Let help appear on a terminal of few characters, with signs in place of those it lacks."""
+    if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="replace")
 
 
 app = typer.Typer(

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -18,18 +18,20 @@ from attncli.errors import (
     ResourceError,
     UsageError,
     on_command_line,
+    printable,
 )
 
 # What torch and NumPy say of sizes that no machine has room for.
 TOO_LARGE = ("allocate", "array is too big", "Maximum allowed dimension", "invalid storage size")
 
 
-def exit_code_of(work: Callable[[], Any], debug: bool = False) -> int:
+def exit_code_of(work: Callable[[], Any], debug: bool = False, frugal: Sequence[str] = ()) -> int:
     """Run, tell what ends the run early in one line, and return the exit code.
 
     Args:
         work: what to run; what it returns is an exit code, None stands for 0.
         debug: whether to show the traceback of a failure as well.
+        frugal: what the command has that takes less memory.
     """
     try:
         code: int | None = work()
@@ -49,17 +51,17 @@ def exit_code_of(work: Callable[[], Any], debug: bool = False) -> int:
             abandon_stdout()
         if debug and not isinstance(error, typer.Exit):
             traceback.print_exc()
-        return explain_failure(error)
+        return explain_failure(error, frugal)
 
 
-def explain_failure(error: BaseException) -> int:
+def explain_failure(error: BaseException, frugal: Sequence[str] = ()) -> int:
     """Print what happened in one line, and at most one of advice; return the exit code."""
     if isinstance(error, typer.Exit):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         _print("attncli: interrupted")
         return ExitCode.INTERRUPTED
-    known = _known(error)
+    known = _known(error, frugal)
     if known is None:
         kind = type(error).__name__
         known = DataError(
@@ -82,7 +84,7 @@ def abandon_stdout() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - it lives as long as the process
 
 
-def _known(error: BaseException) -> AttncliError | None:
+def _known(error: BaseException, frugal: Sequence[str]) -> AttncliError | None:
     """The project's own error for this one; None for a fault that nobody foresaw."""
     if isinstance(error, AttncliError):
         return error
@@ -95,7 +97,9 @@ def _known(error: BaseException) -> AttncliError | None:
         return ResourceError("standard output", f"expected to write, got: {error.strerror}")
     refused = isinstance(error, MemoryError) or any(words in str(error) for words in TOO_LARGE)
     if refused and isinstance(error, MemoryError | RuntimeError | ValueError):
-        advice = "--rows, --head-index and --precision float32 need less"
+        *others, last = frugal or [""]
+        named = f"{', '.join(others)} and {last}" if others else last
+        advice = f"{named} {'need' if others else 'needs'} less" if frugal else ""
         return ResourceError("memory", "expected more, got an allocation refused", advice)
     return None
 
@@ -118,4 +122,5 @@ def _print(message: str) -> None:
     lead = message[: len(message) - len(message.lstrip())]
     line = lead + " ".join(message.split())
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-    print(line.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)
+    safe = printable(line)  # names of files and options may hold codes of terminals
+    print(safe.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)

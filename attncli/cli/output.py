@@ -9,6 +9,7 @@ from rich.console import RenderableType
 
 from attncli.cli.options import OutputOptions
 from attncli.columns import Column
+from attncli.files.atomic import require_folder
 from attncli.report import document
 from attncli.report.choices import Format
 from attncli.report.printer import Printer
@@ -17,7 +18,13 @@ Record = dict[str, Any]
 
 
 def make_printer(output: OutputOptions) -> Printer:
-    """The printer that the output options ask for."""
+    """The printer that the output options ask for.
+
+    Raises:
+        DataError: the folder to write to is not there; nothing has been saved by then.
+    """
+    if output.output != "-":
+        require_folder(output.output)
     return Printer(target=output.output, color=output.color, quiet=output.quiet)
 
 

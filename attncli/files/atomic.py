@@ -47,6 +47,16 @@ def atomic_path(target: Path) -> Iterator[Path]:
             raise
 
 
+def require_folder(target: str) -> None:
+    """Refuse a file to write whose folder is not there, before anything is computed.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    if not Path(target).parent.is_dir():
+        raise _in_words(Path(target), FileNotFoundError())
+
+
 def _old_mode(target: Path) -> int | None:
     """The kind and permissions of what is there already; None where nothing is."""
     try:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from rich.filesize import decimal
 
+from attncli.errors import printable
+
 ACCEPTED = "a .npy, .npz, .safetensors or .pt file"
 
 
@@ -16,7 +18,7 @@ def shown(text: str, limit: int = 200) -> str:
     bytes: none of them may reach a terminal as they are.
     """
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    return printable(cut)
 
 
 def place(source: str) -> str:

@@ -5,6 +5,7 @@ torch's reader is held to tensors in lists and dicts; whatever else is in a file
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 import zipfile
@@ -58,6 +59,8 @@ _ADVICE = {
     "a storage": "Save the tensor that it belongs to, which knows its shape.",
 } | {what: advice for _, what, advice in _KINDS if advice}
 _OTHERWISE = "Save the tensors themselves, in a dict."
+# Expanded tensors, whose strides are 0, may hold each stored number so many times.
+_MOST_REPEATED = 1 << 20
 
 
 class _Other:
@@ -109,6 +112,8 @@ def open_torch(local: Path, source: str) -> TensorFile:
     tensors = {name: item for name, item in found.items() if name not in others}
     if not tensors:
         raise _no_tensors(where, list(others.values()))
+    for name, tensor in tensors.items():
+        _refuse_boundless(where, name, tensor)
     headers = {name: _header(name, tensor) for name, tensor in tensors.items()}
 
     def load(header: TensorHeader, where: str) -> NDArray[Any]:
@@ -116,6 +121,19 @@ def open_torch(local: Path, source: str) -> TensorFile:
 
     told = {str(name): (what, _ADVICE.get(what, _OTHERWISE)) for name, what in others.items()}
     return TensorFile(source, "pt", tuple(headers.values()), load, others=told)
+
+
+def _refuse_boundless(where: str, name: str | None, tensor: torch.Tensor) -> None:
+    """Refuse strides of 0 that make terabytes of a few bytes, and lengths that NumPy has not.
+
+    Raises:
+        DataError: such a tensor.
+    """
+    stored = max(1, tensor.untyped_storage().nbytes() // tensor.element_size())
+    lengths = [length for length in tensor.shape if length]
+    if tensor.numel() > _MOST_REPEATED * stored or math.prod(lengths) >= 2**59:
+        got = f"{shown(name or 'a tensor', 80)} {tuple(tensor.shape)} of {stored:,} stored"
+        raise DataError(where, f"expected tensors that are stored in full, got {got}")
 
 
 def _no_tensors(where: str, others: list[str]) -> DataError:

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -92,7 +92,7 @@ class TensorSaver:
             else:
                 for name, layout in self._layouts.items():
                     path = target / name if self._kind == "folder" else target
-                    self._begin(stack.enter_context(atomic_path(path)), layout)
+                    self._begin(stack.enter_context(_mappable(path)), layout)
             self._stack = stack.pop_all()
         return self
 
@@ -148,6 +148,21 @@ class TensorSaver:
         self._stack.__exit__(kind, error, trace)
 
 
+@contextlib.contextmanager
+def _mappable(target: Path) -> Iterator[Path]:
+    """`atomic_path`, or for a pipe or device a file that is copied there on leaving."""
+    with atomic_path(target) as path:
+        if path.is_file():
+            yield path
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            part = Path(scratch, "part")
+            part.touch()
+            yield part
+            with part.open("rb") as source, path.open("wb") as sink:
+                shutil.copyfileobj(source, sink, _CHUNK)
+
+
 def saved_format(target: str, count: int) -> str:
     """Return ".npz", ".safetensors", ".npy" or "folder": how `TensorSaver` would save.
 
@@ -162,6 +177,8 @@ def saved_format(target: str, count: int) -> str:
     """
     path = Path(target)
     suffix = path.suffix.lower()
+    if not target:
+        raise UsageError("«save»", f"expected {_ACCEPTED}, got nothing")
     if target == "-":
         raise UsageError("-", f"expected {_ACCEPTED}, got standard output")
     if target.endswith(("/", os.sep)) or path.is_dir() or not suffix:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from attncli.errors import on_command_line
+from attncli.errors import on_command_line, printable
 from attncli.files.writer import write_text
 from attncli.report.choices import Color
 
@@ -156,7 +156,7 @@ class Printer:
         )
 
     def _to_stderr(self, line: str) -> None:
-        print(encodable(line, sys.stderr), file=sys.stderr)
+        print(encodable(printable(line), sys.stderr), file=sys.stderr)
 
 
 def encodable(text: str, stream: TextIO) -> str:

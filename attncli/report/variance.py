@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ Record = dict[str, Any]
 
 # Points of the curves after the scale, one for each rule and temperature.
 MARKERS = "+x*#%@&=^~"
+_NUMBER = re.compile(r"\d[\d.]*(?:e[+-]?\d+)?%?(?![\w√])")
 LEGEND = (
     "var: of the visible scores; interaction + query mean = what softmax sees of all real pairs; "
     "key mean: constant along rows, so softmax never sees it; scaled: var · (scale / "
@@ -75,13 +77,35 @@ def audit_tables(
         )
         yield _audit_table(of_group, printer, digits)
         yield ""
-        for record in of_group:
-            yield paragraph(f"{_head_name(record)}: {record['diagnosis']}", printer)
+        for line in _diagnoses(of_group):
+            yield paragraph(line, printer)
         yield ""
     if records:
         yield paragraph(LEGEND, printer)
     else:
         yield "no heads: nothing to measure"
+
+
+def _diagnoses(records: Sequence[Record]) -> Iterator[str]:
+    """A sentence on each head; on several together where it differs in its numbers alone."""
+    alike: dict[str, list[Record]] = {}
+    for record in records:
+        alike.setdefault(_NUMBER.sub("#", record["diagnosis"]), []).append(record)
+    for several in alike.values():
+        first = several[0]["diagnosis"]
+        if len(several) == 1:
+            yield f"{_head_name(several[0])}: {first}"
+            continue
+        numbers = zip(*(_NUMBER.findall(record["diagnosis"]) for record in several), strict=True)
+        ranges = map(_range, numbers)
+        text = "".join(part + next(ranges, "") for part in _NUMBER.split(first))
+        yield f"{len(several)} of {len(records)} heads: {text}"
+
+
+def _range(numbers: Sequence[str]) -> str:
+    """From the least to the largest of some numbers as they are written."""
+    low, high = (pick(numbers, key=lambda text: float(text.strip("%"))) for pick in (min, max))
+    return low if low == high else f"{low} to {high}"
 
 
 def fit_tables(
