@@ -541,3 +541,9 @@ def test_positions_that_look_like_ids_of_documents() -> None:
             AttentionOptions(position_ids=np.array(ids)), Sizes(1, 1, *[len(ids)] * 2)
         )
         assert sum("«segments» takes those" in text for text in found.warnings) == said
+
+
+def test_a_prefix_beside_a_window_is_told_from_first_keys_that_are_kept() -> None:
+    mask = build(4, 4, causal=True, prefix=2, left_window=1)
+    assert "sink_window=2" in mask.warnings[0]
+    assert build(4, 4, causal=True, prefix=2, left_window=1, sink_window=2).warnings == ()

@@ -77,6 +77,11 @@ def build_mask(
     if placement is None:
         placement, said = place(options, sizes, real, documents)
         warnings += said
+    if options.prefix and options.left_window is not None and options.sink_window is None:
+        warnings.append(
+            "«prefix»: the window hides keys of the prefix too; «sink_window="
+            f"{options.prefix}» in its place keeps the first keys in view (StreamingLLM)"
+        )
     positions = None if placement is None else placement.positions(sizes.q_len)
     rules = [*_positional(options, sizes, placement)]
     if options.dilation is not None:
