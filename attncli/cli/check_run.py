@@ -116,7 +116,7 @@ class _Session:
                 found, self.problem, self.verifying, self.printer, self.output.digits
             ),
         )
-        _judge(found.comparisons, [one.name for one in found.hypotheses if one.matches])
+        _judge(found.comparisons, [one.told for one in found.hypotheses if one.matches])
 
     def compare(
         self, target: Target, both: tuple[torch.Tensor, torch.Tensor], names: tuple[str, str]
@@ -173,6 +173,7 @@ def _hypothesis_record(found: Hypothesis, command: list[str] | None) -> Record:
         "name": found.name,
         "options": found.options or None,
         "detail": found.detail or None,
+        "heads": None if found.heads is None else list(found.heads),
         "max_abs_error": found.max_abs_error,
         "matches": found.matches,
         "explained": found.explained,

@@ -95,7 +95,7 @@ def _verdict(found: Comparison, matching: Sequence[Hypothesis]) -> str:
         return f"{found.target}: right"
     if not matching:
         return f"{found.target}: OFF"
-    return f"{found.target}: OFF, explained by {' or '.join(one.name for one in matching)}"
+    return f"{found.target}: OFF, explained by {' or '.join(one.told for one in matching)}"
 
 
 def _explanation(
@@ -104,7 +104,7 @@ def _explanation(
     """How far off it still is with the mistake, and the command that shows it."""
     how = found.options or found.detail
     told = f" ({how})" if how else ""
-    yield f"{INDENT}{found.name}{told}: largest error left {found.max_abs_error:.3g}"
+    yield f"{INDENT}{found.told}{told}: largest error left {found.max_abs_error:.3g}"
     if words is not None:
         yield Text("\n".join(_command_lines(words, printer)))
 

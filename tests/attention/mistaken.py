@@ -426,6 +426,8 @@ MADE: dict[str, Callable[[Draw], Iterator[Found]]] = {
     "padding:queries": _on_queries,
     "padding:ignored": _changed(key_lengths=None),
     "softcap:missing": _changed(softcap=None),
+    "softcap:added": _changed(softcap=1.5),
+    "sinks:added": lambda draw: _changed(sinks=torch.linspace(-1, 1, draw.heads))(draw),
     "softcap:after-mask": _twisted({"cap_late": True}),
     "heads:tiled": _tiled,
     "heads:averaged": _twisted({"averaged": True}),
@@ -480,6 +482,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "padding:queries": ("padding", "self"),
     "padding:ignored": ("padding",),
     "softcap:missing": ("softcap",),
+    "softcap:added": ("uncapped",),
+    "sinks:added": ("sinkless",),
     "softcap:after-mask": ("softcap", "causal"),
     "heads:tiled": ("grouped",),
     "heads:averaged": ("heads",),
@@ -505,6 +509,7 @@ NOT_LOGSUMEXP = (
     "softmax:unnormalised",
     "sinks:missing",
     "sinks:renormalised",
+    "sinks:added",
     "scale:after-softmax",
     "mask:after-softmax",
     "dropout",
@@ -527,6 +532,8 @@ def draw_problem(name: str, seed: int) -> Draw:
         has.discard("mask")
     has -= {"window"} if "unwindowed" in has else set()
     has -= {"window", "mask", "added"} if "open" in has else set()
+    has -= {"softcap"} if "uncapped" in has else set()
+    has -= {"sinks"} if "sinkless" in has else set()
     has -= {"padding"} if "unpadded" in has else set()
     if "plain" in has:
         has -= {"softcap", "sinks", "mask", "added"}

@@ -100,6 +100,7 @@ ROUNDED = [
     *("alibi:missing", "alibi:added", "mask:fill-zero", "mask:after-softmax"),
     *("rope:missing", "rope:twice", "window:added", "sink-window:added", "chunk:added"),
     *("segments:added", "prefix:added", "dilation:added", "padding:added"),
+    *("softcap:added", "sinks:added"),
 ]
 
 
@@ -111,6 +112,21 @@ def test_a_mistake_is_named_in_half_precision(name: str, dtype: torch.dtype) -> 
         found = checked(draw, Target.OUTPUT, made["output"].to(dtype))
         named = [one.name for one in found.hypotheses if one.matches]
         assert found.passed or name in named
+
+
+@pytest.mark.parametrize("name", ["causal:missing", "scale:fitted", "window:added"])
+def test_a_mistake_in_some_heads_is_named_with_them(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 4, 16, 8, generator=generator) for _ in range(3))
+    draw = Draw(q=q, k=k, v=v, scale=8**-0.5, causal=True)
+    values = attend(draw)["output"].clone()
+    values[:, [0, 3]] = next(MADE[name](draw))["output"][:, [0, 3]]
+    found = [one for one in checked(draw, Target.OUTPUT, values).hypotheses if one.matches]
+    assert [one.told for one in found] == [f"{name} (heads 0, 3)"]
+    assert (found[0].heads, found[0].options) == ((0, 3), "")
+    values[0, 0, 5, 2] += 0.1
+    found = [one for one in checked(draw, Target.OUTPUT, values).hypotheses if one.matches]
+    assert found == []
 
 
 def rounded(x: torch.Tensor, name: str) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -91,6 +91,10 @@ class FitResult:
         right = not any(one.mismatches or bool(one.heads_off.any()) for one in self.sums)
         return right and self.plausible and any(one.cells for one in self.sums)
 
+    def of_heads(self, heads: torch.Tensor) -> FitResult:
+        """The same for some heads alone, bool (H,)."""
+        return replace(self, sums=tuple(one.of_heads(heads) for one in self.sums))
+
     def shares_explained(self, before: FitResult) -> list[float]:
         """How much of each candidate's squared error on the same rows is gone.
 
@@ -114,6 +118,7 @@ class Evidence:
         complete: whether the sample holds every row, so that nothing is left to confirm.
         tolerance: how far off is still right.
         off: int64 (B, H, S_q), mismatches of each row; 1 where nothing is known of them.
+        heads: bool (H,), the heads that are to be explained, others being right; None for all.
     """
 
     base: Variant
@@ -123,6 +128,7 @@ class Evidence:
     complete: bool
     tolerance: Tolerance
     off: torch.Tensor
+    heads: torch.Tensor | None = None
     # What is right for the parts of the sample: every mistake is held against it.
     _right: dict[Part, Expected] = field(init=False, default_factory=dict, repr=False)
     _before: dict[RowSample, FitResult] = field(init=False, default_factory=dict, repr=False)
@@ -203,7 +209,8 @@ def judge(variant: Variant, evidence: Evidence, sample: RowSample | None = None)
             if sample is not None and not differs:
                 right = evidence.right(part).of(candidate.target).to(torch.float64)
                 differs = bool(difference(errors.expected, right, errors.allowed).wrong.any())
-    return FitResult(tuple(sums), differs)
+    found = FitResult(tuple(sums), differs)
+    return found if evidence.heads is None else found.of_heads(evidence.heads)
 
 
 def _like(candidate: Candidate, part: Part, storage: Storage) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from attncli.attention.check.candidate import Candidate, Target
 from attncli.attention.check.evidence import Evidence, FitResult, RowSample, judge
 from attncli.attention.check.mistakes import Alternative
-from attncli.attention.check.variant import Variant
+from attncli.attention.check.variant import Part, Variant
 from attncli.attention.check.walk import ErrorSums, cells_of, errors_of
 from attncli.attention.steps import weighted_sum
 
@@ -22,6 +22,10 @@ _POWERS = range(-10, 11)
 _GOLDEN = (5**0.5 - 1) / 2
 _NARROWINGS = 12
 _POLISHES = 12
+_CAPS = (*(2.0**power for power in range(-4, 13)), 15.0, 20.0, 30.0, 50.0)
+# A sink that takes less of a row tells nothing of itself, and one this low takes nothing.
+_LEAST_SINK = 1e-6
+_NO_SINK = -1e4
 _DIGITS = (4, 6, 9, 12, 17)
 # So many weights have to be kept, and so many dropped, before a pattern is called one.
 _ENOUGH_KEPT = 8
@@ -72,12 +76,22 @@ def scale_errors(variant: Variant, evidence: Evidence, sample: RowSample) -> Err
     """
     parts = list(evidence.parts(variant, sample))
 
-    def errors(scale: float) -> torch.Tensor:
-        tried = variant.with_problem(scale=scale)
+    return _errors_of(lambda scale: variant.with_problem(scale=scale), evidence, parts)
+
+
+def _errors_of(
+    variant_of: Callable[[float], Variant], evidence: Evidence, parts: Sequence[Part]
+) -> Errors:
+    """Recomputed − given of the cells of some parts, as a function of what a variant depends on."""
+
+    def errors(number: float) -> torch.Tensor:
+        tried = variant_of(number)
         found = [torch.zeros(1, dtype=torch.float64)]
-        for _, expected, cells in cells_of(tried, evidence.candidates, parts):
+        for part, expected, cells in cells_of(tried, evidence.candidates, parts):
             for candidate, actual in zip(evidence.candidates, cells, strict=True):
                 error = torch.where(expected.empty, 0.0, expected.of(candidate.target) - actual)
+                if evidence.heads is not None:
+                    error = error[:, evidence.heads[part.head].to(error.device)]
                 found.append(error.nan_to_num(0.0, 0.0, 0.0).flatten().cpu())
         return torch.cat(found)
 
@@ -131,6 +145,69 @@ def fitted_scale(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
         return
     values = list(dict.fromkeys(float(f"{found:.{digits}g}") for digits in _DIGITS))
     tried = [Alternative(variant.with_problem(scale=value), {"scale": value}) for value in values]
+    explaining = (t for t in tried if judge(t.variant, evidence, evidence.quick_rows).explains)
+    yield next(explaining, tried[-1])
+
+
+def fitted_softcap(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
+    """The soft cap c that fits best, looked for as 1/c², by which logits change evenly."""
+    if variant.problem.softcap is not None:
+        return
+    parts = list(evidence.parts(variant, evidence.quick_rows))
+
+    def capped(rate: float) -> Variant:
+        return variant.with_problem(softcap=rate**-0.5 if rate > 0 else None)
+
+    errors = _errors_of(capped, evidence, parts)
+    grid = [0.0, *sorted(c**-2.0 for c in _CAPS)]
+    costs = [_cost(errors, rate) for rate in grid]
+    best = costs.index(min(costs))
+    if not 0 < best < len(grid) - 1 or costs[best] > costs[0] / 2:
+        return
+    rate = _polished(errors, _narrowed(errors, *grid[best - 1 : best + 2]), grid[1])
+    if rate > 0:
+        yield from _in_few_digits(
+            (rate**-0.5,),
+            lambda cap: Alternative(variant.with_problem(softcap=cap[0]), {"softcap": cap[0]}),
+            evidence,
+        )
+
+
+def fitted_sinks(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
+    """The sink of each head that takes as much of the weights as the candidates lack."""
+    sources = [one for one in evidence.candidates if one.target is not Target.LOGSUMEXP]
+    problem = variant.problem
+    if problem.sinks is not None or not sources or variant.needs_all_heads:
+        return
+    found: list[list[torch.Tensor]] = [[] for _ in range(problem.sizes.heads)]
+    parts = evidence.parts(variant, evidence.quick_rows)
+    for part, expected, (actual,) in cells_of(variant, sources[:1], parts):
+        full = expected.of(sources[0].target).to(torch.float64)
+        left = (full * actual).sum(-1) / full.square().sum(-1)  # (b, h, R), 1 without a sink
+        sinks = expected.logsumexp[..., 0] + (1 / left - 1).log()
+        known = torch.isfinite(sinks) & ((1 - left) > _LEAST_SINK)
+        for index, head in enumerate(range(*part.head.indices(problem.sizes.heads))):
+            found[head].append(sinks[:, index][known[:, index]].double().cpu())
+    sums = [torch.cat(one) for one in found]
+    if not any(len(one) for one in sums):
+        return
+    fitted = tuple(float(one.median()) if len(one) else _NO_SINK for one in sums)
+
+    def with_sinks(values: tuple[float, ...]) -> Alternative:
+        sinks = torch.tensor(values, dtype=torch.float64, device=problem.device)
+        return Alternative(variant.with_problem(sinks=sinks), {"sinks": values})
+
+    yield from _in_few_digits(fitted, with_sinks, evidence)
+
+
+def _in_few_digits(
+    fitted: tuple[float, ...],
+    made: Callable[[tuple[float, ...]], Alternative],
+    evidence: Evidence,
+) -> Iterator[Alternative]:
+    """What was fitted, with as few digits after the point as explain the candidates."""
+    rounded = (tuple(round(x, digits) for x in fitted) for digits in (1, 2, *_DIGITS))
+    tried = [made(values) for values in dict.fromkeys(rounded)]
     explaining = (t for t in tried if judge(t.variant, evidence, evidence.quick_rows).explains)
     yield next(explaining, tried[-1])
 

@@ -15,7 +15,13 @@ from attncli.attention.check.added import added_rules
 from attncli.attention.check.candidate import Candidate, Target
 from attncli.attention.check.compare import Comparison, compare_with
 from attncli.attention.check.evidence import Evidence, FitResult, judge, sample_rows
-from attncli.attention.check.fitted import find_dropout, fitted_scale, other_value_heads
+from attncli.attention.check.fitted import (
+    find_dropout,
+    fitted_scale,
+    fitted_sinks,
+    fitted_softcap,
+    other_value_heads,
+)
 from attncli.attention.check.mistakes import MISTAKES, TOGETHER, Alternative, Mistake
 from attncli.attention.check.storage import storage_mistakes
 from attncli.attention.check.tolerance import Tolerance
@@ -63,6 +69,7 @@ class Hypothesis:
         explained: share of the squared error that it takes away, over the rows it was tried on:
             1 for all of it, below 0 where it makes things worse; None where that says nothing.
         detail: what was done, where no option tells it in short; empty for nothing to be told.
+        heads: the heads in which it was made, the others being right; None for all.
     """
 
     name: str
@@ -71,6 +78,15 @@ class Hypothesis:
     matches: bool
     explained: float | None = None
     detail: str = ""
+    heads: tuple[int, ...] | None = None
+
+    @property
+    def told(self) -> str:
+        """Its name, with its heads where it was made in some alone."""
+        if self.heads is None:
+            return self.name
+        word = "head" if len(self.heads) == 1 else "heads"
+        return f"{self.name} ({word} {', '.join(map(str, self.heads))})"
 
     @property
     def options(self) -> str:
@@ -147,10 +163,12 @@ def _find(evidence: Evidence, compared: Sequence[Comparison]) -> list[Hypothesis
         tried += _attempts(_OVER_QUERIES, evidence)
         explaining = _explaining(tried, evidence)
     found = _as_hypotheses(tried, explaining)
+    if not explaining:
+        found += _in_some_heads(evidence, compared)
     dropout = find_dropout(evidence.base, evidence)
     if dropout is not None:
         found.append(_hypothesis("dropout", dropout, matches=dropout.explains and not explaining))
-    if not explaining and _comes_near(evidence):
+    if not any(one.matches for one in found) and _comes_near(evidence):
         rounded = _attempts(storage_mistakes(), evidence)
         explaining = _explaining(rounded, evidence)
         found += _as_hypotheses(explaining, explaining)
@@ -171,6 +189,8 @@ def _single(evidence: Evidence) -> list[Mistake]:
         *(one for one in _seen_by(evidence) if one not in left_out),
         *added_rules(evidence),
         Mistake("scale:fitted", lambda variant: fitted_scale(variant, evidence)),
+        Mistake("softcap:added", lambda variant: fitted_softcap(variant, evidence)),
+        Mistake("sinks:added", lambda variant: fitted_sinks(variant, evidence)),
         Mistake("heads:value-head", lambda variant: other_value_heads(variant, evidence)),
     ]
 
@@ -257,6 +277,22 @@ def _hypothesis(name: str, result: FitResult, *, matches: bool) -> Hypothesis:
     return Hypothesis(name=name, max_abs_error=result.max_abs_error, matches=matches)
 
 
+def _in_some_heads(evidence: Evidence, compared: Sequence[Comparison]) -> list[Hypothesis]:
+    """Mistakes that explain all heads that are off, where others are right."""
+    off = evidence.off.sum(-1).bool().any(0)  # (H,)
+    known = sum(one.heads_off for one in compared) <= int(evidence.off.sum(-1).bool().sum())
+    if bool(off.all()) or not bool(off.any()) or not known:
+        return []
+    some = replace(evidence, heads=off)
+    heads = tuple(off.nonzero()[:, 0].tolist())
+    explaining = _explaining(_attempts(_single(some), some), some)
+    named = _as_hypotheses(explaining, explaining)
+    # No option is for some heads alone: what it would be is told.
+    return [
+        replace(one, heads=heads, changes={}, detail=one.detail or one.options) for one in named
+    ]
+
+
 def _comes_near(evidence: Evidence) -> bool:
     """Whether the errors are as small beside the values as few bits leave them."""
     sums = evidence.before(evidence.quick_rows).sums
@@ -317,7 +353,7 @@ def _with_names(comparison: Comparison, named: Sequence[Hypothesis]) -> Comparis
     if comparison.passed or not named:
         return comparison
     told = [
-        f"matches {one.name}" + (f" ({more})" if (more := one.options or one.detail) else "")
+        f"matches {one.told}" + (f" ({more})" if (more := one.options or one.detail) else "")
         for one in named
     ]
     said = [" or ".join(told), comparison.explanation]

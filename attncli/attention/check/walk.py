@@ -171,29 +171,57 @@ class ErrorSums:
     Attributes:
         squares, explained, sizes: float64 (B, H), Σ error², Σ of what rounding explains of it,
             and Σ expected², over the finite cells of each head.
-        cells, finite, mismatches: cells looked at, finite in both, beyond the tolerance.
-        max_abs: largest error of finite cells.
+        wrong: float64 (B, H), cells beyond the tolerance.
+        ratios: float64 (B, H), Σ (error / allowed)² over cells.
+        largest: float64 (B, H), largest error of finite cells.
+        cells, finite: cells looked at, finite in both.
         broken: whether NaN or inf is out of place.
-        ratios: Σ (error / allowed)² over cells.
         judged: whether what rounding explains is known.
     """
 
     squares: torch.Tensor
     explained: torch.Tensor
     sizes: torch.Tensor
+    wrong: torch.Tensor
+    ratios: torch.Tensor
+    largest: torch.Tensor
     cells: int = 0
     finite: int = 0
-    mismatches: int = 0
-    max_abs: float = 0.0
     broken: bool = False
-    ratios: float = 0.0
     judged: bool = False
 
     @classmethod
     def of(cls, candidate: Candidate) -> Self:
         """Empty ones for a candidate."""
         zeros = torch.zeros(candidate.values.shape[:2], dtype=torch.float64)
-        return cls(zeros, zeros.clone(), zeros.clone())
+        a, b, c, d, e = (zeros.clone() for _ in range(5))
+        return cls(zeros, a, b, c, d, e)
+
+    def of_heads(self, heads: torch.Tensor) -> ErrorSums:
+        """Those of some heads alone, bool (H,), of which all have equally many cells."""
+        share = int(heads.sum()) / max(1, len(heads))
+        return ErrorSums(
+            squares=self.squares[:, heads],
+            explained=self.explained[:, heads],
+            sizes=self.sizes[:, heads],
+            wrong=self.wrong[:, heads],
+            ratios=self.ratios[:, heads],
+            largest=self.largest[:, heads],
+            cells=round(self.cells * share),
+            finite=round(self.finite * share),
+            broken=self.broken,
+            judged=self.judged,
+        )
+
+    @property
+    def mismatches(self) -> int:
+        """Cells beyond the tolerance."""
+        return int(self.wrong.sum())
+
+    @property
+    def max_abs(self) -> float:
+        """Largest error of finite cells."""
+        return float(self.largest.max()) if self.largest.numel() else 0.0
 
     def add(self, errors: Errors, part: Part) -> Errors:
         """Take in a block whose rows and heads are those of the part.
@@ -203,7 +231,7 @@ class ErrorSums:
         """
         place = (part.batch, part.head)
         self.cells += errors.error.numel()
-        self.mismatches += int(errors.wrong.sum())
+        self.wrong[place] += errors.wrong.sum((2, 3)).cpu()
         if not math.isfinite(float(errors.actual.sum()) + float(errors.expected.sum())):
             errors = self._finite(errors)
         self.finite += errors.error.numel()
@@ -213,9 +241,10 @@ class ErrorSums:
         if errors.error.numel():
             self.squares[place] += errors.error.square().sum((2, 3)).cpu()
             self.sizes[place] += errors.expected.square().sum((2, 3)).cpu()
-            self.max_abs = max(self.max_abs, float(errors.error.max()))
+            largest = errors.error.amax((2, 3)).cpu()
+            self.largest[place] = torch.maximum(self.largest[place], largest)
             ratio = (errors.error / errors.allowed).nan_to_num(0.0).clamp(max=_HUGE)
-            self.ratios += float(ratio.square().sum())
+            self.ratios[place] += ratio.square().sum((2, 3)).cpu()
         return errors
 
     def _finite(self, errors: Errors) -> Errors:
@@ -235,7 +264,7 @@ class ErrorSums:
     @property
     def rms_allowed(self) -> float:
         """√ of the mean square of error / allowed."""
-        return math.sqrt(self.ratios / self.cells) if self.cells else 0.0
+        return math.sqrt(float(self.ratios.sum()) / self.cells) if self.cells else 0.0
 
     @property
     def heads_off(self) -> torch.Tensor:
