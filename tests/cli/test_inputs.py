@@ -507,7 +507,7 @@ def test_groups_with_their_own_options_and_labels(run: Run, files: Path) -> None
 @pytest.mark.parametrize(
     ("own", "complaint"),
     [
-        ({"scale": "big"}, "expected scale to be a number, got 'big'"),
+        ({"scale": "big"}, "expected scale to be a number or list of numbers, got 'big'"),
         ({"softcap": -1}, "softcap: expected a finite number above 0, got -1.0"),
         ({"labels": "abc"}, "expected labels to be a list, got str"),
         ({"left_window": True}, "expected left_window to be a whole number, got True"),
