@@ -354,3 +354,26 @@ AUDITED = ScoreMoments(
 )
 def test_diagnosis(changes: dict[str, Any], says: str) -> None:
     assert says in diagnosis(replace(AUDITED, **changes))
+
+
+def test_a_far_mean_rounds_nothing_away() -> None:
+    """Entries of 1e8 ± 1 whose means cancel exactly: the variance is the interaction's alone."""
+    far = Distribution(name=DistributionName.NORMAL, mean=1e8, correlation=-1.0)
+    (record,) = experiment(ExperimentSpec(dk=8, distribution=far))
+    assert record.var_theory == 16
+    assert record.var_ci95_low is not None
+    assert record.var_ci95_high is not None
+    assert record.var_ci95_low < 16 < record.var_ci95_high
+
+
+def test_intervals_of_few_heavy_groups_are_wider_than_those_of_normal_ones() -> None:
+    """By Satterthwaite: half of the sums of squares in one group leave few degrees of freedom."""
+    rng = np.random.default_rng(3)
+    light, heavy = rng.standard_normal((40, 8)), rng.standard_normal((40, 8))
+    heavy[0] *= 6
+    widths = []
+    for samples in (light, heavy):
+        sums = ClusterSums.of(samples.copy(), 0.0, samples.size)
+        low, high = sums.interval() or (0.0, 0.0)
+        widths.append(high / low)
+    assert widths[1] > 2 * widths[0]

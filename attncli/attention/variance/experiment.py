@@ -227,11 +227,13 @@ class ClusterSums:
         groups: how many there are.
         first: float64 (3,), Σ u over groups.
         second: float64 (3, 3), Σ u uᵀ over groups.
+        fourth: float64 (9, 9), Σ (u ⊗ u)(u ⊗ u)ᵀ over groups.
     """
 
     groups: int
     first: NDArray[np.float64]
     second: NDArray[np.float64]
+    fourth: NDArray[np.float64]
 
     @classmethod
     def of(cls, samples: NDArray[np.float64], reference: float, counted: int) -> ClusterSums:
@@ -249,12 +251,18 @@ class ClusterSums:
             x.reshape(-1)[counted:] = 0.0
             sizes = np.clip(counted - width * np.arange(groups), 0, width).astype(np.float64)
         u = np.stack([np.einsum("gw,gw->g", x, x), x.sum(1), sizes])  # (3, groups)
-        return cls(int((sizes > 0).sum()), u.sum(1), np.einsum("ag,bg->ab", u, u))
+        pairs = np.einsum("ag,bg->abg", u, u).reshape(9, groups)
+        with np.errstate(over="ignore"):
+            fourth = np.einsum("ag,bg->ab", pairs, pairs)
+        return cls(int((sizes > 0).sum()), u.sum(1), np.einsum("ag,bg->ab", u, u), fourth)
 
     def __add__(self, other: ClusterSums) -> ClusterSums:
         """Sums over the groups of both."""
         return ClusterSums(
-            self.groups + other.groups, self.first + other.first, self.second + other.second
+            self.groups + other.groups,
+            self.first + other.first,
+            self.second + other.second,
+            self.fourth + other.fourth,
         )
 
     @property
@@ -272,10 +280,13 @@ class ClusterSums:
 
         The error is the cluster-robust one: samples of one group may depend on each other in any
         way. It is taken on the logarithm, since the variance's own sampling distribution leans to
-        the right, with the quantile of student-t with groups − 1 degrees of freedom.
+        the right, about a centre that allows for that lean, with the quantile of student-t. Its
+        degrees of freedom are those that the error has as a variance estimated from groups of this
+        kurtosis, which a sample of few groups shows too little of.
 
         Source: Liang and Zeger, "Longitudinal Data Analysis Using Generalized Linear Models"
-        (1986), for the influence of a whole group; the delta method for the logarithm.
+        (1986), for the influence of a whole group; the delta method for the logarithm;
+        Satterthwaite (1946) for the degrees of freedom, Var(s²) ∝ (κ − 1)/groups.
         """
         if self.groups < 2:
             return None
@@ -284,10 +295,23 @@ class ClusterSums:
             return 0.0, 0.0
         influence = np.array([1.0, -2 * self.shift, self.shift**2 - variance])
         squares = max(0.0, float(influence @ self.second @ influence))
+        df = self._degrees_of_freedom(influence, squares)
         squares *= self.groups / (self.groups - 1)
         error = math.sqrt(squares) / float(self.first[2]) / variance
-        reach = math.exp(student_quantile(0.5 + confidence / 2, self.groups - 1) * error)
-        return variance / reach, variance * reach
+        reach = student_quantile(0.5 + confidence / 2, df) * error
+        return variance * math.exp(error**2 - reach), variance * math.exp(error**2 + reach)
+
+    def _degrees_of_freedom(self, influence: NDArray[np.float64], squares: float) -> float:
+        """Of the error of a variance: groups − 1 for normal influences, fewer for heavy tails."""
+        most = self.groups - 1
+        pairs = np.outer(influence, influence).reshape(9)
+        with np.errstate(over="ignore", invalid="ignore"):
+            fourth = float(pairs @ self.fourth @ pairs)
+        if not (squares > 0 and math.isfinite(fourth)):
+            return most
+        kurtosis = self.groups * max(0.0, fourth) / squares**2
+        kurtosis *= 1 + 4 * kurtosis / self.groups
+        return min(most, max(3.0, most / max(1.0, (kurtosis - 1) / 2)))
 
 
 def _measure(spec: ExperimentSpec, factors: list[float]) -> tuple[ClusterSums, NDArray[np.float64]]:
@@ -325,15 +349,29 @@ def _chunk(
     seed = np.random.SeedSequence(spec.seed, spawn_key=(spec.dk, chunk))
     scores = _scores(spec, np.random.default_rng(seed), queries)
     counted = spec.samples - chunk * per_chunk * spec.keys
-    reference = spec.distribution.dot_mean(spec.dk) or 0.0
+    reference = _reference(spec)
     with np.errstate(under="ignore"):
         found = [softmax_stats(scores * factor) for factor in factors]
     stats = [[s.entropy_bits.sum(), s.max_weight.sum(), s.softmax_grad.sum()] for s in found]
     return ClusterSums.of(scores, reference, counted), np.array(stats)
 
 
+def _constant(spec: ExperimentSpec) -> float:
+    """d_k·μ², which is part of every score and would round away what varies."""
+    return spec.dk * spec.distribution.centre**2
+
+
+def _reference(spec: ExperimentSpec) -> float:
+    """What scores without their constant lie about."""
+    mean = spec.distribution.dot_mean(spec.dk)
+    shared = spec.distribution.correlation * (spec.distribution.entry_std or 0.0) ** 2
+    return 0.0 if mean is None else spec.dk * shared
+
+
 def _scores(spec: ExperimentSpec, rng: np.random.Generator, queries: int) -> NDArray[np.float64]:
-    """Draw queries, then their keys, and return q·k, float64 (queries, keys).
+    """Draw queries, then their keys, and return q·k less its constant, float64 (queries, keys).
+
+    With q = μ + σz and k = μ + σw that is σ·w·q + σμ·Σz.
 
     einsum, not a matrix product: BLAS may split a sum by the number of threads.
     """
@@ -344,8 +382,15 @@ def _scores(spec: ExperimentSpec, rng: np.random.Generator, queries: int) -> NDA
     q = entries.to_entries(z.copy())
     for at in range(0, spec.keys, step):
         e = entries.standardised(rng, (queries, min(step, spec.keys - at), spec.dk))
-        k = entries.to_entries(entries.correlated(z, e))
+        k = (
+            entries.correlated(z, e)
+            if entries.centre
+            else entries.to_entries(entries.correlated(z, e))
+        )
         parts.append(np.einsum("qkd,qd->qk", k, q[:, 0]))
+    if entries.centre:
+        std = 1.0 if entries.entry_std is None else entries.entry_std
+        parts = [std * part + std * entries.centre * z.sum(-1) for part in parts]
     return np.concatenate(parts, axis=1)
 
 
@@ -363,7 +408,7 @@ def _common_columns(
         "samples": spec.samples,
         "dist": entries.name.value,
         "keys": spec.keys,
-        "mean": (entries.dot_mean(dk) or 0.0) + sums.shift,
+        "mean": _constant(spec) + _reference(spec) + sums.shift,
         "mean_theory": entries.dot_mean(dk),
         "var": sums.variance,
         "var_theory": var_theory,
@@ -396,7 +441,7 @@ def _why_no_interval(spec: ExperimentSpec) -> str | None:
     return None
 
 
-def student_quantile(probability: float, df: int) -> float:
+def student_quantile(probability: float, df: float) -> float:
     """Quantile of student-t, exact for df of 1 and 2, to 0.5 % at 3 and 10⁻⁵ from 10 on.
 
     Source: Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), 26.7.5.
