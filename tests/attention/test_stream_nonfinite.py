@@ -12,6 +12,7 @@ from attncli.attention import steps
 from attncli.attention.options import AttentionOptions, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.streaming.heads import head_statistics
+from attncli.attention.streaming.labels import score_labels
 from attncli.attention.streaming.stream import HeadRows, Wanted, stream_rows
 
 INF, NAN = math.inf, math.nan
@@ -151,3 +152,12 @@ def test_a_score_of_a_label_has_all_its_digits() -> None:
     keys = column([math.log(18.0), 0.0, 0.0])
     found = head_statistics(only_head(broken(column([1.0]), keys)))
     assert found.label_score == pytest.approx(0.85, rel=1e-14)
+
+
+def test_a_visible_key_at_minus_infinity_is_one_of_those_looked_at() -> None:
+    """Both keys of the row are near it, so that even attention would put everything there."""
+    rows = only_head(broken(column([1.0, 1.0]), column([1.0, -INF]), query_offset=0))
+    assert rows.shares.local is not None
+    assert rows.shares.local.seen.tolist() == [2, 2]
+    assert rows.shares.local.weight.tolist() == [1.0, 1.0]
+    assert score_labels(rows).local is None

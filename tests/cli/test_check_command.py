@@ -465,3 +465,13 @@ def test_q_and_k_exchanged_are_verified_by_exchanging_them(run: Run) -> None:
         found = matching(run, ["check", *files, *candidate("output", values)])
         assert [one["name"] for one in found] == ["qk:exchanged"]
         assert_verified(run, found)
+
+
+@pytest.mark.parametrize("offset", ["-2", "-9"])
+def test_queries_before_the_first_key_do_not_end_the_search(
+    offset: str, run: Run, files: Path
+) -> None:
+    np.save("off.npy", np.ones((2, 4, 5, 6), np.float32))
+    words = ("--causal", f"--query-offset={offset}", "--actual-output", "off.npy")
+    told = run("check", "q.npy", "k.npy", "v.npy", *words, code=3)
+    assert "OFF" in told.stdout

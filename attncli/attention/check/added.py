@@ -299,6 +299,7 @@ def _starts(variant: Variant, evidence: Evidence, batch: int) -> list[int] | Non
     mask, k_len = variant.problem.mask, variant.problem.sizes.k_len
     off = evidence.off[batch, _worst_head(evidence, batch)].nonzero()[:, 0]
     positions = mask.positions(slice(batch, batch + 1), off.to(variant.problem.device))[0].cpu()
+    off, positions = off[positions >= 0], positions[positions >= 0]  # before 0 there is no key
     starts, stop = [0], k_len
     while len(rows := off[positions < stop]):
         sums = _sums(variant, evidence, batch, rows[-_LAST_ROWS:])

@@ -166,7 +166,7 @@ def _first_share(group: HeadGroup, rows: RowStatistics, sink_keys: int, work: Wo
             tile = Tile(left, min(left + TILE_KEYS, count), True, True)
             logits, _ = work.tile(group, block.stop - block.start, tile.stop - tile.start)
             score_tile(group, block, tile, queries, group.factor(), logits, work)
-            _mark_lost(group, block, tile, rows, logits)
+            _mark_seen(group, block, tile, rows, logits)
             part = _share(_weights(logits, rows, inside), rows, slice(None), inside)
             total.weight[:, inside] += part.weight
             total.seen[:, inside] += part.seen
@@ -174,13 +174,19 @@ def _first_share(group: HeadGroup, rows: RowStatistics, sink_keys: int, work: Wo
     return Share(total.weight.clamp(max=1.0).masked_fill(empty, torch.nan), total.seen)
 
 
-def _mark_lost(
+def _mark_seen(
     group: HeadGroup, block: RowBlock, tile: Tile, rows: RowStatistics, logits: torch.Tensor
 ) -> None:
-    """Make every visible logit NaN of rows whose weights are no numbers, the −inf among them."""
+    """Leave −inf to hidden keys: a visible one becomes the least number, which weighs as little.
+
+    In rows whose weights are no numbers every visible logit becomes NaN.
+    """
+    if not group.may_overflow:
+        return
+    seen = group.visible(block, tile)
+    logits.masked_fill_(seen & torch.isneginf(logits), torch.finfo(logits.dtype).min)
     lost = torch.isnan(rows.sum_exp_minus_1[:, block.start : block.stop])
-    if group.may_overflow and bool(lost.any()):
-        logits.masked_fill_(lost[..., None] & group.visible(block, tile), torch.nan)
+    logits.masked_fill_(lost[..., None] & seen, torch.nan)
 
 
 def _band(group: HeadGroup, block: RowBlock, rows: RowStatistics, work: Workspace) -> torch.Tensor:
@@ -198,7 +204,7 @@ def _band(group: HeadGroup, block: RowBlock, rows: RowStatistics, work: Workspac
     index = (keys - left).clamp(0, right - left - 1).expand(shape)
     tile = Tile(left, right, True, True)
     score_tile(group, block, tile, queries, group.factor(), logits, work)
-    _mark_lost(group, block, tile, rows, logits)
+    _mark_seen(group, block, tile, rows, logits)
     return logits.gather(2, index).masked_fill_((keys < left) | (keys >= right), -torch.inf)
 
 
@@ -273,7 +279,7 @@ def mass_of_block(
     for tile in block.tiles:
         logits, weights = work.tile(group, block.stop - block.start, tile.stop - tile.start)
         score_tile(group, block, tile, queries, factor, logits, work)
-        _mark_lost(group, block, tile, rows, logits)
+        _mark_seen(group, block, tile, rows, logits)
         inside = slice(tile.start - first, tile.stop - first)
         hidden = None
         if group.may_overflow:
