@@ -84,7 +84,20 @@ class PlainAttention:
             given = np.array(ends) - self.lengths("query_lengths", self.q_len)
         given = 0 if isinstance(given, str) else given
         offset = np.broadcast_to(np.asarray(given).reshape(-1), self.batch)
-        return offset[:, None] + np.arange(self.q_len)
+        if "query_segments" not in self.options:
+            return offset[:, None] + np.arange(self.q_len)
+        keys, queries = self.documents("segments"), self.documents("query_segments")
+        found = np.zeros((self.batch, self.q_len), int)
+        for b, i in np.ndindex(self.batch, self.q_len):  # as far into its document's keys
+            first_key = int((keys[b] == queries[b, i]).argmax())
+            first_query = int((queries[b] == queries[b, i]).argmax())
+            found[b, i] = first_key + i - first_query + offset[b]
+        return found
+
+    def documents(self, name: str) -> Array:
+        """Int (B, S)."""
+        ids = np.atleast_2d(self.options[name])
+        return np.broadcast_to(ids, (self.batch, ids.shape[1]))
 
     @cached_property
     def distance(self) -> Array | None:
@@ -98,6 +111,8 @@ class PlainAttention:
         """Bool (B, S_q, S_k)."""
         options, seen = self.options, np.ones((self.batch, self.q_len, self.k_len), bool)
         behind, keys = self.distance, np.arange(self.k_len)
+        if behind is None and "query_segments" in options:
+            return seen & self._same_document
         if behind is None:
             return seen
         if options.get("causal"):
@@ -114,7 +129,9 @@ class PlainAttention:
 
     @property
     def _same_document(self) -> Array:
-        ids = np.broadcast_to(np.atleast_2d(self.options["segments"]), (self.batch, self.k_len))
+        ids = self.documents("segments")
+        if "query_segments" in self.options:
+            return np.equal(self.documents("query_segments")[:, :, None], ids[:, None, :])
         assert self.positions is not None
         inside = (self.positions >= 0) & (self.positions < self.k_len)
         at = np.where(inside, self.positions, 0)

@@ -100,6 +100,12 @@ def random_problem(number: int) -> PlainAttention:
         offsets = [whole(-3, 6) for _ in range(batch)]
         kinds: list[Any] = ["top-left", "bottom-right", offsets[0], tuple(offsets)]
         options["query_offset"] = kinds[whole(0, 3)]
+    if q_len and "segments" in options and maybe(0.4):  # ids that keys of every batch have
+        shared_ids = [n for n in range(3) if (np.atleast_2d(options["segments"]) == n).any(1).all()]
+        if shared_ids:
+            options["query_segments"] = np.sort(rng.choice(shared_ids, q_len))
+            if options.get("query_offset", "bottom-right") == "bottom-right":
+                options["query_offset"] = "top-left"
     return PlainAttention(*tensors, options)
 
 
