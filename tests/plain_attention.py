@@ -86,13 +86,20 @@ class PlainAttention:
         offset = np.broadcast_to(np.asarray(given).reshape(-1), self.batch)
         if "query_segments" not in self.options:
             return offset[:, None] + np.arange(self.q_len)
-        keys, queries = self.documents("segments"), self.documents("query_segments")
+        queries = self.documents("query_segments")
         found = np.zeros((self.batch, self.q_len), int)
         for b, i in np.ndindex(self.batch, self.q_len):  # as far into its document's keys
-            first_key = int((keys[b] == queries[b, i]).argmax())
             first_query = int((queries[b] == queries[b, i]).argmax())
-            found[b, i] = first_key + i - first_query + offset[b]
+            found[b, i] = self.starts[b, i] + i - first_query + offset[b]
         return found
+
+    @cached_property
+    def starts(self) -> Array:
+        """Int (B, S_q): first key of the document of a query, 0 where queries have none."""
+        if "query_segments" not in self.options:
+            return np.zeros((self.batch, self.q_len), int)
+        keys, queries = self.documents("segments"), self.documents("query_segments")
+        return np.equal(keys[:, None, :], queries[:, :, None]).argmax(-1)
 
     def documents(self, name: str) -> Array:
         """Int (B, S)."""
@@ -110,7 +117,7 @@ class PlainAttention:
     def by_position(self) -> Array:
         """Bool (B, S_q, S_k)."""
         options, seen = self.options, np.ones((self.batch, self.q_len, self.k_len), bool)
-        behind, keys = self.distance, np.arange(self.k_len)
+        behind, keys = self.distance, np.arange(self.k_len) - self.starts[:, :, None]
         if behind is None and "query_segments" in options:
             return seen & self._same_document
         if behind is None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Run
 from plain_attention import LIMITS, PLACES, Array, PlainAttention, Record
+
+Run = Callable[..., Any]
 
 FIRST = int(os.environ.get("ATTNCLI_FIRST", "0"))
 PROBLEMS = int(os.environ.get("ATTNCLI_PROBLEMS", "40"))

@@ -65,8 +65,8 @@ class Group:
         """One name for where the group came from: its file, or that of its queries or of X."""
         if self.source is not None:
             return self.source
-        found = self.described.get("q") or self.described.get("qkv") or self.described["x"]
-        return str(found["source"])
+        named = [self.described[role] for role in ("q", "qkv", "x") if role in self.described]
+        return str((named or list(self.described.values()))[0]["source"])
 
     @property
     def place(self) -> str:

@@ -73,6 +73,8 @@ def assert_named(name: str, target: Target, draw: Draw) -> None:
 def made_by(changes: dict[str, Any], draw: Draw, target: Target, values: torch.Tensor) -> bool:
     """Whether these options give the same on this very problem."""
     changes = {key: np.array(v) if key == "segments" else v for key, v in changes.items()}
+    if isinstance(changes.get("key_lengths"), int):
+        changes["key_lengths"] = (changes["key_lengths"],)
     options = replace(draw.options(), **changes)
     problem = make_problem(draw.q, draw.k, draw.v, options)
     return compare(problem, options, [read_candidate(target, values, problem)])[0].passed
