@@ -20,6 +20,7 @@ from attncli.analysis.options import AttentionWords, InputOptions
 from attncli.analysis.problems import params_record, problem_of, warnings_of
 from attncli.analysis.values import integers, several
 from attncli.attention.cost import cost_of
+from attncli.attention.options import Layout
 from attncli.attention.stages import Block, Stage, StageResult
 from attncli.attention.steps import entropy_of_weights
 from attncli.attention.walkthrough import walk_through
@@ -73,6 +74,8 @@ def run(
         _refuse_where_useless(options.step, printer, output)
     for one in asked:
         printer.warn(warnings_of(one.group, one.arguments, one.asked.problem))
+    if options.save is not None and inputs.layout is not Layout.BHSD:
+        printer.note(f"{options.save} is (B, H, S, d) whatever --layout says of the inputs")
     in_words = options.explain and output.format is Format.TABLE
     if in_words or output.format in (Format.CSV, Format.NDJSON):
         if options.save is not None:

@@ -92,7 +92,9 @@ def head_tables(
     if sampled:
         yield style.note(
             "estimated from the sampled rows: means ± their standard errors; labels are estimates "
-            "too. Largest logits are those of the sample: the head's own may be larger."
+            "too. 95 % lie within Student's t of them (2.8 for 5 rows, 2.1 for 20), fewer where a "
+            "column is skewed, as sink mass is. Largest logits are those of the sample: the head's "
+            "own may be larger."
         )
     yield from _head_notes(records, style)
 

@@ -187,3 +187,18 @@ def test_the_cost_is_in_the_record(run: Run, files: Path) -> None:
     assert cost["scores_operations"] == 2 * pairs * 8
     assert cost["output_operations"] == 2 * pairs * 6
     assert cost["matrix_bytes"] == 8 * pairs
+
+
+def test_saved_stages_say_that_they_keep_no_layout(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for role in "qkv":
+        np.save(f"{role}.npy", np.random.default_rng(0).standard_normal((1, 3, 2, 4)))
+    words = ["q.npy", "k.npy", "v.npy", "--layout", "bshd"]
+    answer = run("compute", *words, "--stage", "output", "--save", "o.npz")
+    assert "o.npz is (B, H, S, d) whatever --layout says" in answer.stderr
+    with np.load("o.npz") as saved:
+        assert saved["output"].shape == (1, 2, 3, 4)
+    # A plain run has nothing to say of it.
+    assert "whatever" not in run("compute", "--save", "e.npz").stderr
