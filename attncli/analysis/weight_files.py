@@ -14,7 +14,7 @@ from attncli.analysis.tensor_files import Labels, declared_in
 from attncli.errors import DataError, UsageError
 from attncli.files.container import TensorFile
 from attncli.files.reader import open_file
-from attncli.files.roles import split_name
+from attncli.files.roles import names_asked, split_name
 from attncli.files.tensor import StoredTensor, TensorHeader
 from attncli.files.text import listed
 
@@ -66,25 +66,23 @@ def weights_in(names: Sequence[str], wanted: Sequence[str]) -> list[WeightsGroup
 
     Args:
         names: FILE, of which all tensors are weights or those called so, or FILE::NAME.
-        wanted: groups, in this order; empty for all.
+        wanted: groups, as for `names_asked`; empty for all.
 
     Raises:
         DataError: a file that cannot be opened, or holds nothing like weights.
         UsageError: a group that there is not.
     """
     found = [group for spec in names for group in _in_file(*split_name(spec))]
-    if not wanted:
+    asked = names_asked(wanted, {group.name for group in found})
+    if not asked:
         return found
     chosen = []
-    for text in wanted:
-        there = [group for group in found if group.name == text]
-        parts = [text] if there else [part.strip() for part in text.split(",")]
-        for part in parts:
-            named = [group for group in found if group.name == part]
-            if not named:
-                known = listed(group.name or '""' for group in found)
-                raise UsageError("«group»", f"expected some of {known}, got {part!r}")
-            chosen += named
+    for name in asked:
+        named = [group for group in found if group.name == name]
+        if not named:
+            known = listed(group.name or '""' for group in found)
+            raise UsageError("«group»", f"expected some of {known}, got {name!r}")
+        chosen += named
     return chosen
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from attncli.errors import DataError, UsageError
@@ -26,8 +26,7 @@ def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
 
     Args:
         file: an opened bundle.
-        asked: the groups wanted, in this order; empty for all, in natural order. What is no
-            group's name is a list of names with commas between.
+        asked: the groups wanted, as for `names_asked`; empty for all, in natural order.
 
     Returns:
         group → {"q": name, "k": name, "v": name or None}.
@@ -39,15 +38,20 @@ def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
     found = _reading(file, asked)
     if not found:
         raise _no_roles(file)
-    asked = [
-        name for text in asked for name in ([text] if text in found else _comma_separated(text))
-    ]
+    asked = names_asked(asked, found)
     complete = [name for name, roles in found.items() if _is_complete(roles)]
     for name in asked or ([] if complete else list(found)[:1]):
         _require(file, found, name)
     if not asked:
         _warn(file, found, complete)
     return {name: _filled(found[name]) for name in asked or complete}
+
+
+def names_asked(asked: Iterable[str], there: Container[str]) -> list[str]:
+    """Names of groups in the order asked for; what names none is split at its commas."""
+    return [
+        name for text in asked for name in ([text] if text in there else _comma_separated(text))
+    ]
 
 
 def is_spread(file: TensorFile) -> bool:
