@@ -1,4 +1,4 @@
-"""The README keeps its word: commands run and print what it shows; what it names exists."""
+"""The README and the pages keep their word: commands run and print what is shown; names exist."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ from attncli.cli.app import COMMANDS, app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+# Every page is read as the README is.
+PAGES = {"README.md": README} | {
+    f"docs/{path.name}": path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")
+}
 
 # Not run here: they need files of the reader's own, or only stand for a command.
 OF_THE_READER = {
@@ -66,7 +70,7 @@ class Shown:
         return int(announced[1]) if announced else 0
 
 
-def in_blocks(text: str = README) -> Iterator[Shown]:
+def in_blocks(text: str) -> Iterator[Shown]:
     """Commands of a page's code blocks, continued lines joined."""
     for block in re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         shown = None
@@ -80,16 +84,16 @@ def in_blocks(text: str = README) -> Iterator[Shown]:
                 yield Shown(line="attncli " + line.partition("&& attncli ")[2])
 
 
-def in_prose() -> Iterator[Shown]:
+def in_prose(text: str) -> Iterator[Shown]:
     """Commands between backticks that say more than the name of a command."""
-    text = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     for line in re.findall(r"`(attncli [^`]+)`", text):
         yield Shown(line=line)
 
 
-def all_shown() -> list[Shown]:
-    """Every command of the README, in order of appearance within blocks and prose."""
-    return [*in_blocks(), *in_prose()]
+def all_shown(text: str) -> list[Shown]:
+    """Every command of a page, in order of appearance within blocks and prose."""
+    return [*in_blocks(text), *in_prose(text)]
 
 
 @pytest.fixture
@@ -100,10 +104,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("page", PAGES)
 @pytest.mark.usefixtures("home")
-def test_every_command_exits_as_shown_and_prints_what_is_shown(run: Callable[..., Any]) -> None:
+def test_every_command_exits_as_shown_and_prints_what_is_shown(
+    page: str, run: Callable[..., Any]
+) -> None:
     """In one folder and in order, since some read what others have saved."""
-    for shown in all_shown():
+    for shown in all_shown(PAGES[page]):
         if shown.command in OF_THE_READER or _is_a_name(shown):
             continue
         # A sweep whose numbers are not shown needs few draws.
@@ -116,14 +123,15 @@ def test_every_command_exits_as_shown_and_prints_what_is_shown(run: Callable[...
 
 
 def test_the_list_of_what_is_not_run_is_true() -> None:
-    assert {shown.command for shown in all_shown()} >= OF_THE_READER
+    shown_anywhere = {shown.command for text in PAGES.values() for shown in all_shown(text)}
+    assert shown_anywhere >= OF_THE_READER
     for line in OF_THE_READER:
         files = [word for word in line.split() if word.endswith((".npy", ".safetensors"))]
         assert not any((ROOT / file).exists() for file in files), line
 
 
 def test_enough_is_run_to_mean_something() -> None:
-    run_here = [one for one in all_shown() if one.command not in OF_THE_READER]
+    run_here = [one for one in all_shown(README) if one.command not in OF_THE_READER]
     assert len(run_here) >= 25
     assert sum(bool(one.output) for one in run_here) >= 12
     assert {one.code for one in run_here} == {0, 1, 2, 3}
@@ -131,7 +139,7 @@ def test_enough_is_run_to_mean_something() -> None:
 
 def test_every_option_it_names_exists() -> None:
     known = {option for name in COMMANDS for option in _options(name)} | {"--version", "--help"}
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", "".join(PAGES.values())))
     assert len(named) > 40
     assert named <= known
 
@@ -157,10 +165,11 @@ def test_the_commands_listed_are_the_modules_that_declare_one() -> None:
     assert declared == set(COMMANDS)
 
 
+@pytest.mark.parametrize("page", PAGES)
 @pytest.mark.usefixtures("home")
-def test_python_blocks_run_and_give_what_their_comments_say() -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    assert blocks
+def test_python_blocks_run_and_give_what_their_comments_say(page: str) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL)
+    assert blocks or page != "README.md"
     torch.manual_seed(0)
     for block in blocks:
         names: dict[str, Any] = {}
