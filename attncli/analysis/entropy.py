@@ -17,10 +17,10 @@ from attncli.attention.stages import Selection
 from attncli.attention.streaming.heads import (
     AVERAGED,
     HeadStatistics,
+    Thresholds,
     estimates_of,
     head_statistics,
 )
-from attncli.attention.streaming.labels import Thresholds
 from attncli.attention.streaming.rows import RowStatistics
 from attncli.attention.streaming.stream import HeadRows, Wanted, stream_rows
 from attncli.columns import Column, column, columns_of, record_of

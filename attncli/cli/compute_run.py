@@ -31,12 +31,11 @@ from attncli.errors import UsageError
 from attncli.files.limits import require_memory
 from attncli.files.text import shown
 from attncli.files.writer import TensorSaver
+from attncli.report import Format
 from attncli.report import stages as report
-from attncli.report.choices import Format
-from attncli.report.document import document
 from attncli.report.explanation import Facts, Step, explain_steps
-from attncli.report.printer import Printer, heading, paragraph
-from attncli.report.stage_tables import (
+from attncli.report.printer import Printer, document, heading, paragraph
+from attncli.report.stages import (
     StageView,
     cost_line,
     problem_line,

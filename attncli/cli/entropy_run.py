@@ -23,8 +23,7 @@ from attncli.analysis.problems import (
 from attncli.analysis.values import floats, integers, several
 from attncli.attention.problem import Problem
 from attncli.attention.stages import select
-from attncli.attention.streaming.heads import HeadStatistics, draw_rows
-from attncli.attention.streaming.labels import Thresholds
+from attncli.attention.streaming.heads import HeadStatistics, Thresholds, draw_rows
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
 from attncli.cli.entropy import EntropyOptions
 from attncli.cli.options import OutputOptions
@@ -32,8 +31,8 @@ from attncli.cli.output import make_printer, write_result
 from attncli.cli.progress import progress
 from attncli.columns import Column
 from attncli.errors import CheckFailedError, UsageError
+from attncli.report import Format
 from attncli.report import entropy as report
-from attncli.report.choices import Format
 from attncli.report.printer import Printer
 
 Draw = Callable[[list[Record]], Iterator[RenderableType]]

@@ -39,7 +39,7 @@ from attncli.columns import Column, columns_of, record_of
 from attncli.errors import AttncliError, CheckFailedError, UsageError
 from attncli.files.roles import read_one
 from attncli.files.text import shown
-from attncli.report.choices import Format
+from attncli.report import Format
 from attncli.report.mask import comparison_tables, kinds_table, mask_tables
 from attncli.report.printer import Printer
 from attncli.spelling import options_text

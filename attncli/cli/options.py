@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from attncli.analysis.options import AttentionWords
 from attncli.attention.options import OPTION_NAMES, Precision, option
-from attncli.report.choices import Color, Format, Unit
+from attncli.report import Color, Format, Unit
 
 
 @dataclass(frozen=True, slots=True)

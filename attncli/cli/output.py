@@ -10,9 +10,8 @@ from rich.console import RenderableType
 from attncli.cli.options import OutputOptions
 from attncli.columns import Column
 from attncli.files.atomic import require_folder
-from attncli.report import document
-from attncli.report.choices import Format
-from attncli.report.printer import Printer
+from attncli.report import Format
+from attncli.report.printer import Printer, csv_lines, document, ndjson
 
 Record = dict[str, Any]
 
@@ -54,15 +53,13 @@ def write_result(
         wrap: makes `data` of the JSON document of the gathered records.
     """
     if form is Format.NDJSON:
-        printer.write(document.ndjson(records))
+        printer.write(ndjson(records))
     elif form is Format.CSV:
-        printer.write(document.csv_lines([column.key for column in columns], records))
+        printer.write(csv_lines([column.key for column in columns], records))
     elif form is Format.JSON:
         data = wrap(list(records))
         printer.write(
-            document.document(
-                command, inputs=inputs, params=params, warnings=printer.warned, data=data
-            )
+            document(command, inputs=inputs, params=params, warnings=printer.warned, data=data)
         )
     else:
         printer.show(*show(list(records)))

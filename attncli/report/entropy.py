@@ -13,9 +13,9 @@ from rich.text import Text
 
 from attncli.columns import Column
 from attncli.files.text import shown
-from attncli.report.choices import Unit
+from attncli.report import Unit
 from attncli.report.printer import Printer, heading, paragraph
-from attncli.report.stage_tables import shade
+from attncli.report.stages import shade
 from attncli.report.table import (
     GAP,
     TableColumn,

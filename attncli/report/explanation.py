@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attncli.attention.problem import Problem
 from attncli.attention.stages import Stage
 from attncli.attention.walkthrough import Walkthrough
-from attncli.report.choices import Unit
+from attncli.report import Unit
 from attncli.report.table import decimals, scale_text
 
 # exp(x) overflows float32 above this.

@@ -1,16 +1,41 @@
-"""Stages as records: for JSON with their statistics, for CSV and NDJSON cell by cell."""
+"""Stages as records and as tables for eyes.
+
+JSON holds them with their statistics, CSV and NDJSON cell by cell; tables shade weights, show
+masked cells as dots, and cut long matrices short.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.segment import Segment, Segments
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
 
-from attncli.attention.stages import Block, StageResult
-from attncli.report.document import field, shortest
+from attncli.attention.cost import Cost
+from attncli.attention.problem import Problem
+from attncli.attention.stages import Block, Selection, Stage, StageResult
+from attncli.files.text import shown, size_text
+from attncli.report import Unit
+from attncli.report.explanation import formula
+from attncli.report.printer import Printer, csv_field, heading, shortest
+from attncli.report.table import (
+    TableColumn,
+    decimals,
+    labels_of_batch,
+    scale_text,
+    shortened,
+    table,
+    text_width,
+)
 
 CELL_COLUMNS = ("stage", "batch", "head", "row", "column", "value")
 GROUPED_CELL_COLUMNS = ("group", *CELL_COLUMNS)
@@ -30,7 +55,7 @@ def csv_cells(blocks: Iterable[Block], group: str | None) -> Iterator[str]:
     lead = "" if group is None else f"{_quoted(group)},"
     for block in blocks:
         for at, row in _real_rows(block):
-            texts = map(field, shortest(at).tolist())
+            texts = map(csv_field, shortest(at).tolist())
             start = f"{lead}{block.stage},{block.batch},{block.head},{row},"
             yield "".join(f"{start}{column},{text}\n" for column, text in enumerate(texts))
 
@@ -72,3 +97,331 @@ def _nested(result: StageResult) -> Any:
     values = shortest(array).astype(object)
     values[~kept] = None
     return values.tolist()
+
+
+MASKED = "·"
+GAP = "…"
+
+# On a terminal: rows of one matrix, and matrices of one stage, before the middle is left out.
+TERMINAL_ROWS = 16
+TERMINAL_MATRICES = 4
+
+# What a terminal shows of a token above its column; wider cells leave room for more.
+LABEL_WIDTH = 6
+# Rich holds half a kilobyte a cell until it has drawn a table: long ones are drawn in stretches.
+CELLS_AT_ONCE = 16_384
+
+# Shading of weights from 0 to 1, dark to bright; the text on it stays legible on both ends.
+_DARK, _BRIGHT = (18, 22, 40), (46, 134, 222)
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """How the stages of one problem are drawn.
+
+    Attributes:
+        problem: what was computed.
+        selection: for which batches, heads and rows.
+        labels: a token per position, one row of them for all batches or one per batch; None for
+            none.
+        printer: whose width, colour and terminal decide what is cut.
+        digits: decimals.
+        unit: of the entropy beside the weights.
+        entropies: in nats, (batches, heads, rows), None for rows that see no key; None where the
+            weights are not shown.
+    """
+
+    problem: Problem
+    selection: Selection
+    labels: Sequence[Sequence[str]] | None
+    printer: Printer
+    digits: int
+    unit: Unit
+    entropies: NDArray[np.object_] | None
+
+    def tokens(self, batch: int, length: int) -> list[str] | None:
+        """Labels that can be printed, where there is one per position."""
+        labels = labels_of_batch(self.labels, self.selection.batches[batch])
+        if labels is None or len(labels) != length:
+            return None
+        return [shown(label, 40) for label in labels]
+
+    def names(self, batch: int, indices: Sequence[int], length: int) -> list[str]:
+        """Positions along an axis, after their labels where there is one for each."""
+        tokens = self.tokens(batch, length)
+        return [f"{tokens[index]} {index}" if tokens else str(index) for index in indices]
+
+
+def problem_line(problem: Problem, source: str | None) -> str:
+    """One line that says what is computed: sizes, scale, arithmetic."""
+    sizes = problem.sizes
+    parts = [] if source is None else [source]
+    parts.append(f"B={sizes.batch} H={sizes.heads} S_q={sizes.q_len} S_k={sizes.k_len}")
+    if problem.kv_heads != sizes.heads:
+        parts[-1] += f" H_kv={problem.kv_heads}"
+    parts[-1] += f" d_k={problem.dk}" + ("" if problem.dv is None else f" d_v={problem.dv}")
+    parts.append(f"scale {scale_text(problem.scale)}")
+    dtype = str(problem.dtype).removeprefix("torch.")
+    parts.append(f"computed in {dtype} on {problem.device}")
+    return " · ".join(parts)
+
+
+def cost_line(cost: Cost) -> str:
+    """What this costs, and what n×n would."""
+    operations = cost.scores_operations + cost.output_operations
+    return (
+        f"cost: {operations:.3g} operations (scores 2·S_q·S_k·d_k, output 2·S_q·S_k·d_v), "
+        f"{cost.visible_operations:.3g} for visible pairs; "
+        f"S_q×S_k matrices of all heads: {size_text(cost.matrix_bytes)}, "
+        f"streamed: {size_text(cost.streamed_bytes)}"
+    )
+
+
+def stage_tables(result: StageResult, view: StageView) -> Iterator[RenderableType]:
+    """The matrices of one stage under its formula, or a line that says where its values are."""
+    title = formula(view.problem, result.stage)
+    if result.stage is Stage.MASKED:
+        hides = "−∞ where the query may not see the key" if result.n_masked else "nothing hidden"
+        title += f", {hides}"
+    yield heading(f"{title}   {result.shape}")
+    if result.values is None:
+        yield "  not shown" if 0 not in result.shape else "  no cells"
+        yield ""
+        return
+    batches, heads = result.shape[:2]
+    matrices = [(batch, head) for batch in range(batches) for head in range(heads)]
+    limit = TERMINAL_MATRICES if view.printer.on_terminal else len(matrices)
+    for batch, head in matrices[:limit]:
+        if len(matrices) > 1:
+            yield f"  {_place(result, batch, head, view)}"
+        yield from _matrix(result, batch, head, view)
+    if limit < len(matrices):
+        gap = view.printer.sign(GAP, "...")
+        left = len(matrices) - limit
+        yield f"  {gap} {left} of {len(matrices)} heads not shown: --head-index, --batch-index"
+    yield ""
+
+
+def summary_table(results: Sequence[StageResult], printer: Printer, digits: int) -> RenderableType:
+    """One line a stage: shape, extremes, mean and deviation, and what is masked or not finite."""
+    found = [result.statistics for result in results]
+    columns = [
+        TableColumn("stage", [str(result.stage) for result in results], True, True),
+        TableColumn("shape", [str(result.shape) for result in results], True),
+    ]
+    for name in ("min", "max", "mean", "std"):
+        values = [decimals(getattr(one, name), digits) for one in found]
+        columns.append(TableColumn(name, values))
+    counts = {"masked": "n_masked", "nan": "n_nan", "inf": "n_posinf", "-inf": "n_neginf"}
+    for title, name in counts.items():
+        numbers = [getattr(one, name) for one in found]
+        if title == "masked" or any(numbers):
+            columns.append(TableColumn(title, list(map(str, numbers))))
+    return table(columns, printer)
+
+
+def _place(result: StageResult, batch: int, head: int, view: StageView) -> str:
+    """Which batch and head a matrix is of."""
+    where = f"batch {view.selection.batches[batch]}"
+    if result.stage is Stage.PROJECTED:
+        return f"{where}, all heads"
+    if result.stage in (Stage.K, Stage.V):
+        shared = list(dict.fromkeys(map(view.problem.kv_head, view.selection.heads)))
+        return f"{where}, key head {shared[head]}"
+    return f"{where}, head {view.selection.heads[head]}"
+
+
+def _matrix(
+    result: StageResult, batch: int, head: int, view: StageView
+) -> Iterator[RenderableType]:
+    """One head's matrix, of which a terminal shows the rows and columns at the ends."""
+    matrix = _Matrix.of(result, batch, head, view)
+    rows, columns = result.shape[2:]
+    shown_rows = _ends(rows, TERMINAL_ROWS if view.printer.on_terminal else rows)
+    widths = matrix.fitting([row for row in shown_rows if row is not None], view.printer.width)
+    step = max(1, CELLS_AT_ONCE // max(1, len(widths)))
+    for start in range(0, max(1, len(shown_rows)), step):
+        yield matrix.drawn(shown_rows[start : start + step], widths, with_names=start == 0)
+    yield from _cut_note(rows, shown_rows, "rows", "--rows, or --format csv", view)
+    advice = "--format csv, or a wider terminal"
+    yield from _cut_note(columns, list(widths), "columns", advice, view)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """One matrix, and its names.
+
+    Attributes:
+        row_names: a name a row; padded queries say that they are.
+        positions: a name a column.
+        tokens: a token a column; None for none.
+        values: (rows, columns).
+        visible: bool (rows, columns); None where every cell counts.
+        real: bool (rows,), False for padding, which has no values.
+        entropies: a heading and a text a row for a last column; None for none.
+        masked_sign: what stands for a masked cell.
+    """
+
+    row_names: Sequence[str]
+    positions: Sequence[str]
+    tokens: Sequence[str] | None
+    values: list[list[float]]
+    visible: list[list[bool]] | None
+    real: list[bool]
+    entropies: tuple[str, Sequence[str]] | None
+    stage: Stage
+    view: StageView
+    masked_sign: str
+
+    @classmethod
+    def of(cls, result: StageResult, batch: int, head: int, view: StageView) -> _Matrix:
+        """The matrix of the batch and head that stand here among the selected ones."""
+        assert result.values is not None
+        sizes, (rows, columns) = view.problem.sizes, result.shape[2:]
+        real = [True] * rows if result.real is None else result.real[batch].tolist()
+        if result.stage in (Stage.K, Stage.V):
+            names = view.names(batch, range(sizes.k_len), sizes.k_len)
+        else:
+            names = view.names(batch, view.selection.rows, sizes.q_len)
+        return cls(
+            [
+                name if there else f"{name} (padding)"
+                for name, there in zip(names, real, strict=True)
+            ],
+            [str(column) for column in range(columns)],
+            view.tokens(batch, sizes.k_len) if result.stage.over_keys else None,
+            result.values[batch, head].tolist(),
+            None if result.visible is None else result.visible[batch, head].tolist(),
+            real,
+            _entropies(batch, head, view) if result.stage is Stage.WEIGHTS else None,
+            result.stage,
+            view,
+            view.printer.sign(MASKED, "."),
+        )
+
+    def text(self, row: int, column: int) -> str:
+        """The text of a cell."""
+        if not self.real[row]:
+            return ""
+        if self.stage in (Stage.MASKED, Stage.WEIGHTS) and not self._seen(row, column):
+            return self.masked_sign
+        return decimals(self.values[row][column], self.view.digits)
+
+    def style(self, row: int, column: int) -> str:
+        """The style of a cell where there is colour."""
+        if not self.real[row]:
+            return ""
+        if not self._seen(row, column):
+            return "dim"
+        return shade(self.values[row][column]) if self.stage is Stage.WEIGHTS else ""
+
+    def _seen(self, row: int, column: int) -> bool:
+        return self.visible is None or self.visible[row][column]
+
+    def fitting(self, rows: Sequence[int], room: int) -> dict[int | None, int]:
+        """The columns that the room has place for, in order, and the width of each.
+
+        None is the gap where the middle is left out.
+        """
+        count = len(self.positions)
+        room -= 3 + max((text_width(self.row_names[row]) for row in rows), default=1)
+        room -= 0 if self.entropies is None else len(self.entropies[0]) + 2
+        if room >= 1 + count * 2:  # else not even single digits fit
+            widths: dict[int | None, int] = {c: self._width(rows, c) for c in range(count)}
+            if sum(widths.values()) + count <= room + 1:
+                return widths
+        first: dict[int | None, int] = {}
+        last: dict[int | None, int] = {}
+        left = room - 1
+        for turn in range(count):
+            side = last if turn % 3 == 1 else first
+            column = count - 1 - len(last) if side is last else len(first)
+            width = self._width(rows, column)
+            if left < width + 1 and turn >= 2:
+                break
+            left -= width + 1
+            side[column] = width
+        return first | {None: 1} | dict(reversed(last.items()))
+
+    def _width(self, rows: Sequence[int], column: int) -> int:
+        label = len(self.positions[column])
+        if self.tokens is not None:
+            label = max(label, text_width(self.tokens[column]))
+        if self.view.printer.on_terminal:
+            label = min(label, max(LABEL_WIDTH, len(self.positions[column])))
+        return max([label, *(len(self.text(row, column)) for row in rows)])
+
+    def drawn(
+        self, rows: Sequence[int | None], widths: dict[int | None, int], *, with_names: bool
+    ) -> RenderableType:
+        """Some rows, under the names of the columns for the first of them.
+
+        A column's cells stand as lines in one cell of rich, which lays out each cell anew: that
+        takes a fifth of the time.
+        """
+        gap, colored = self.view.printer.sign(GAP, ":"), self.view.printer.colored
+        dim = "dim" if colored else ""
+        lead = max(map(text_width, self.row_names), default=1) + 2
+        drawing = Table(box=None, show_header=with_names, padding=0, header_style="")
+        drawing.add_column("", justify="right", width=lead, style=dim)
+        stacked: list[RenderableType] = [
+            Text("\n".join(gap if row is None else self.row_names[row] for row in rows))
+        ]
+        for column, width in widths.items():
+            name = gap if column is None else self.positions[column]
+            if self.tokens is not None:
+                token = gap if column is None else shortened(self.tokens[column], width)
+                name = f"{name}\n{token}"
+            drawing.add_column(Text(name, dim), justify="right", width=width + 1, no_wrap=True)
+            segments = []
+            for row in rows:
+                text, style = gap, None
+                if row is not None and column is not None:
+                    text = self.text(row, column)
+                    style = Style.parse(self.style(row, column)) if colored else None
+                segments.append(Segment(f"{text:>{width + 1}}\n", style))
+            stacked.append(Segments(segments))
+        if self.entropies is not None:
+            title, values = self.entropies
+            drawing.add_column(Text(title, dim), justify="right", width=len(title) + 2)
+            stacked.append(Text("\n".join(gap if row is None else values[row] for row in rows)))
+        if rows:
+            drawing.add_row(*stacked)
+        return drawing
+
+
+def shade(weight: float) -> str:
+    """The style of a weight: the heavier, the brighter."""
+    share = min(max(weight, 0.0), 1.0) if weight == weight else 0.0
+    mixed = [round(d + (b - d) * share**0.5) for d, b in zip(_DARK, _BRIGHT, strict=True)]
+    return f"rgb(255,255,255) on rgb({mixed[0]},{mixed[1]},{mixed[2]})"
+
+
+def _entropies(batch: int, head: int, view: StageView) -> tuple[str, list[str]] | None:
+    """The entropy of each row of weights: a heading and a text a row."""
+    if view.entropies is None:
+        return None
+    factor = 1 / math.log(2) if view.unit is Unit.BITS else 1.0
+    values = [
+        decimals(None if nats is None else nats * factor, view.digits)
+        for nats in view.entropies[batch, head]
+    ]
+    return f"entropy ({view.unit})", values
+
+
+def _ends(length: int, limit: int) -> list[int | None]:
+    """Indices from both ends, None for the gap between, at most `limit` in all."""
+    if length <= limit:
+        return list(range(length))
+    tail = (limit - 1) // 3
+    head = limit - 1 - tail
+    return [*range(head), None, *range(length - tail, length)]
+
+
+def _cut_note(
+    length: int, shown: Sequence[int | None], what: str, advice: str, view: StageView
+) -> Iterator[RenderableType]:
+    hidden = length - sum(index is not None for index in shown)
+    if hidden:
+        gap = view.printer.sign(GAP, "...")
+        yield f"  {gap} {hidden} of {length} {what} not shown: {advice}"

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from attncli.attention.variance.fit_scale import ScaleFit
-from attncli.report.choices import Unit
+from attncli.report import Unit
 from attncli.report.printer import Printer, paragraph
 from attncli.report.table import TableColumn, decimals, table
 

@@ -10,11 +10,14 @@ from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import make_problem
 from attncli.attention.streaming.heads import (
     HeadStatistics,
+    Label,
+    LabelScores,
+    Thresholds,
+    choose_label,
     draw_rows,
     estimates_of,
     head_statistics,
 )
-from attncli.attention.streaming.labels import Label, LabelScores, Thresholds, choose_label
 from attncli.attention.streaming.stream import stream_rows
 
 N = 24

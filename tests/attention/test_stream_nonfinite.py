@@ -11,8 +11,7 @@ import torch
 from attncli.attention import steps
 from attncli.attention.options import AttentionOptions, Precision
 from attncli.attention.problem import Problem, make_problem
-from attncli.attention.streaming.heads import head_statistics
-from attncli.attention.streaming.labels import score_labels
+from attncli.attention.streaming.heads import head_statistics, score_labels
 from attncli.attention.streaming.stream import HeadRows, Wanted, stream_rows
 
 INF, NAN = math.inf, math.nan

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from plain import Run
 
-from attncli.report.choices import Color
+from attncli.report import Color
 from attncli.report.printer import Printer
 from attncli.report.table import TableColumn, decimals, table, text_width
 
