@@ -90,7 +90,8 @@ def diverging(theme: Theme = Theme.LIGHT) -> Colours:
 def colours_of(values: NDArray[np.floating], ramp: Colours) -> Colours:
     """The colours of values from 0 to 1 on a ramp, (…, 3); what is beyond is clipped, NaN is 0."""
     places = np.rint(np.clip(np.nan_to_num(values), 0, 1) * (len(ramp) - 1))
-    return ramp[places.astype(np.intp)]
+    found: Colours = ramp[places.astype(np.intp)]
+    return found
 
 
 def text_on(colours: Colours) -> NDArray[np.bool_]:
@@ -115,7 +116,8 @@ def _ramp(stops: Sequence[Stop], count: int) -> Colours:
     way = np.concatenate([[0.0], np.cumsum(steps)])
     even = np.interp(np.linspace(0, way[-1], count), way, fine)
     spaced = np.stack([np.interp(even, fine, channel) for channel in rgb.T], -1)
-    return np.rint(spaced * 255).astype(np.uint8)
+    found: Colours = np.rint(spaced * 255).astype(np.uint8)
+    return found
 
 
 def oklab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
