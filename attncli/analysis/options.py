@@ -5,11 +5,11 @@ None means "not given".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from attncli.attention.options import Layout, WeightsLayout, option
+from attncli.attention.options import OPTION_NAMES, Layout, WeightsLayout, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +75,10 @@ class AttentionWords(SimpleNamespace):
     """What is said of each field of `AttentionOptions`, as typed; None where nothing is."""
 
     panel: ClassVar[str] = "What shapes attention"
+
+
+def defaults_of(options: Any) -> dict[str, Any]:
+    """The default of every option of a group."""
+    if isinstance(options, AttentionWords):
+        return dict.fromkeys(OPTION_NAMES)
+    return {entry.name: entry.default for entry in fields(options)}

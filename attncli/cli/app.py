@@ -1,28 +1,166 @@
-"""The program: its name, its version, its subcommands, each loaded only when it is called."""
+"""The program: its name, its version, and its subcommands as Typer reads them.
+
+Typer reads a flat function signature. Every command shares some thirty options, so each group of
+them is a dataclass, and `subcommand` writes the signature that Typer sees, once it is called.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import inspect
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, pairwise
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
 from attncli import __version__
-from attncli.cli.command import refuse_other_digits, subcommand
+from attncli.analysis.options import AttentionWords
+from attncli.analysis.values import refuse_beyond_64_bits
+from attncli.attention.options import OPTIONS, Kind, MaskTrue, Told
+from attncli.cli.commands import COMMANDS
 from attncli.cli.failures import exit_code_of
+from attncli.errors import UsageError, on_command_line
 
-# A subcommand lives in the module of its name; its line here is the first of its docstring.
-COMMANDS = {
-    "compute": "Compute attention stage by stage: scores, scaled, masked, weights, output.",
-    "entropy": "Measure every head: entropy, effective keys, largest weight and logit, sink mass.",
-    "mask": "Build a mask, or say what a given one lets through and what it is.",
-    "variance": "Measure the variance of q·k that makes 1/√d_k necessary.",
-    "check": "Compare an output with the float64 reference, and name the mistake if it differs.",
-    "inspect": "List the tensors of files: names, shapes, dtypes, non-finite counts, moments.",
+# What Typer makes of an option of each kind; text is read later, when a file may be opened for it.
+WORDS: dict[Kind | None, Any] = {
+    Kind.NUMBER: float,
+    Kind.NUMBERS: list[str],
+    Kind.WHOLE: int,
+    Kind.FLAG: bool,
+    Kind.CHOICE: MaskTrue,
+    Kind.ARRAY: str,
+    Kind.OFFSET: list[str],
+    Kind.LENGTHS: list[str],
+    Kind.IDS: list[str],
+    Kind.MARKS: list[str],
+    Kind.LOGITS: list[str],
 }
+
+# What takes less memory, of the commands that have it.
+FRUGAL = {"rows": "--rows", "head_index": "--head-index", "precision": "--precision float32"}
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+DebugFlag = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
+
+
+def subcommand(declared: Callable[..., None]) -> Any:
+    """The command of a function of `attncli.cli.commands`, as Typer builds it.
+
+    Groups of options are the function's parameters, and its docstring is the help.
+    """
+    groups = get_type_hints(declared)
+    groups.pop("return")
+
+    def run(debug: bool, **values: Any) -> None:
+        def work() -> None:
+            _refuse_second_stdin(values)
+            for option, value in values.items():
+                if isinstance(value, int):
+                    refuse_beyond_64_bits(f"«{option}»", value)
+            declared(
+                **{
+                    group: kind(**{option.name: values[option.name] for option in spread[group]})
+                    for group, kind in groups.items()
+                }
+            )
+
+        raise typer.Exit(exit_code_of(work, debug, frugal))
+
+    spread = {group: list(_parameters(kind)) for group, kind in groups.items()}
+    names = {option.name for options in spread.values() for option in options}
+    frugal = [words for name, words in FRUGAL.items() if name in names]
+    debug_flag = _parameter("debug", DebugFlag, False)
+    parameters = [*chain.from_iterable(spread.values()), debug_flag]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    help = escaped(inspect.getdoc(declared))
+    app.command(declared.__name__, help=help, context_settings=HELP_NAMES)(run)
+    return typer.main.get_command(app)
+
+
+def escaped(text: str | None) -> str:
+    """Help as rich prints it: paragraphs of any width, and brackets that are no markup."""
+    paragraphs = (text or "").replace("[", "\\[").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
+    """A parameter of each option in a group."""
+    panel = getattr(kind, "panel", "What to compute")
+    if kind is AttentionWords:
+        for name, told in OPTIONS.items():
+            yield _parameter(name, _annotated(name, WORDS[told.kind] | None, told, panel), None)
+        return
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        told, hint = field.metadata["told"], hints[field.name]
+        yield _parameter(field.name, _annotated(field.name, hint, told, panel), field.default)
+
+
+def _annotated(name: str, kind: Any, told: Told, panel: str) -> Any:
+    """The type of an option with what Typer is to know of it."""
+    help = escaped(on_command_line(told.help))
+    if told.positional:
+        return Annotated[kind, typer.Argument(metavar=told.metavar, help=help)]
+    names = told.names or ("--" + name.replace("_", "-"),)
+    if told.kind is Kind.FLAG:
+        names = (f"{names[0]}/--no-{names[0][2:]}",)
+    option = typer.Option(
+        *names,
+        metavar=told.metavar,
+        help=help,
+        min=told.minimum,
+        max=told.maximum,
+        rich_help_panel=panel,
+    )
+    return Annotated[kind, option]
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    missing = default is dataclasses.MISSING
+    given = inspect.Parameter.empty if missing else default
+    return inspect.Parameter(name, keyword, annotation=annotation, default=given)
+
+
+def refuse_other_digits(arguments: Sequence[str]) -> None:
+    """Python reads numbers in any script as values of options; programs write 0 to 9.
+
+    Raises:
+        UsageError: the value of an option is a number in other digits.
+    """
+    for before, argument in pairwise(["", *arguments]):
+        option, joined, value = argument.partition("=")
+        if not (joined and option.startswith("-")):
+            option, value = before, argument
+        if option.startswith("-") and not value.isascii() and _is_number(value):
+            raise UsageError(option, f"expected digits 0 to 9, got {value!r}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse_second_stdin(values: dict[str, Any]) -> None:
+    """Standard input can be read once: two options that name it are a mistake."""
+    named = [
+        name
+        for name, value in values.items()
+        for part in (value if isinstance(value, list) else [value])
+        if part == "-" and name != "output"
+    ]
+    if len(named) > 1:
+        raise UsageError("-", "expected standard input to be read once, got it several times")
 
 
 class AttncliGroup(TyperGroup):
@@ -43,9 +181,9 @@ class AttncliGroup(TyperGroup):
         sys.exit(exit_code_of(work))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Put the subcommand itself in the place of what the help lists: load its module now."""
+        """Put the subcommand itself in the place of what the help lists: build its options now."""
         name, _, rest = super().resolve_command(ctx, args)
-        return name, subcommand(str(name)), rest
+        return name, subcommand(COMMANDS[str(name)]), rest
 
 
 def _stand_in_for_closed_streams() -> None:
@@ -67,7 +205,7 @@ app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_NAMES,
     epilog="attncli COMMAND --help explains a command.",
 )
 
@@ -95,8 +233,8 @@ def attncli(
         typer.echo(context.get_help())
 
 
-for _name, _line in COMMANDS.items():
-    app.command(_name, help=_line)(lambda: None)
+for _name, _command in COMMANDS.items():
+    app.command(_name, help=escaped(inspect.getdoc(_command)))(lambda: None)
 
 
 def main() -> None:

@@ -13,15 +13,14 @@ from rich.console import RenderableType
 from attncli.analysis.attention_arguments import NONE, AttentionArguments
 from attncli.analysis.check import check_pair, check_tensors, listed, require_candidates
 from attncli.analysis.inputs import Group, describe, load_groups, read_tensor
-from attncli.analysis.options import AttentionWords, FileOptions
+from attncli.analysis.options import AttentionWords, FileOptions, defaults_of
 from attncli.analysis.problems import params_record, problem_of, warnings_of
 from attncli.attention.check.candidate import Target
 from attncli.attention.check.compare import Comparison
 from attncli.attention.check.hypotheses import Hypothesis
 from attncli.attention.options import Precision
 from attncli.attention.problem import Problem
-from attncli.cli.check import CheckOptions
-from attncli.cli.options import OutputOptions, defaults_of
+from attncli.cli.commands import CheckOptions, OutputOptions
 from attncli.cli.output import Record, make_printer, write_result
 from attncli.cli.progress import progress
 from attncli.columns import columns_of

@@ -24,8 +24,7 @@ from attncli.attention.options import Layout
 from attncli.attention.stages import Block, Stage, StageResult
 from attncli.attention.steps import entropy_of_weights
 from attncli.attention.walkthrough import walk_through
-from attncli.cli.compute import ComputeOptions
-from attncli.cli.options import OutputOptions
+from attncli.cli.commands import ComputeOptions, OutputOptions
 from attncli.cli.output import make_printer
 from attncli.errors import UsageError
 from attncli.files.limits import require_memory

@@ -25,8 +25,7 @@ from attncli.attention.problem import Problem
 from attncli.attention.stages import select
 from attncli.attention.streaming.heads import HeadStatistics, Thresholds, draw_rows
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
-from attncli.cli.entropy import EntropyOptions
-from attncli.cli.options import OutputOptions
+from attncli.cli.commands import EntropyOptions, OutputOptions
 from attncli.cli.output import make_printer, write_result
 from attncli.cli.progress import progress
 from attncli.columns import Column

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from attncli.attention.running import NumberStatistics, RunningStatistics
-from attncli.cli.inspect import InspectOptions
-from attncli.cli.options import OutputOptions
+from attncli.cli.commands import InspectOptions, OutputOptions
 from attncli.cli.output import Record, make_printer, write_result
 from attncli.columns import column, columns_of, record_of
 from attncli.errors import DataError

@@ -17,9 +17,8 @@ from attncli.analysis.problems import checked_problem
 from attncli.attention.masks.build import as_rank_4
 from attncli.attention.problem import Problem
 from attncli.attention.sizes import PACKED
-from attncli.cli.mask import MaskOptions
+from attncli.cli.commands import MaskOptions, OutputOptions
 from attncli.cli.mask_run import Prepared, errors_named, prepare, read_inputs
-from attncli.cli.options import OutputOptions
 from attncli.cli.output import make_printer
 from attncli.columns import columns_of, record_of
 from attncli.errors import DataError

@@ -32,8 +32,7 @@ from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Cell, Leak, compare, differing_cells
 from attncli.attention.masks.mask import Mask
 from attncli.attention.options import Layout
-from attncli.cli.mask import MaskOptions
-from attncli.cli.options import OutputOptions
+from attncli.cli.commands import MaskOptions, OutputOptions
 from attncli.cli.output import Record, make_printer, write_result
 from attncli.columns import Column, columns_of, record_of
 from attncli.errors import AttncliError, CheckFailedError, UsageError

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from attncli.cli.options import OutputOptions
+from attncli.cli.commands import OutputOptions
 from attncli.columns import Column
 from attncli.files.atomic import require_folder
 from attncli.report import Format

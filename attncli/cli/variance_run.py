@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from attncli.analysis.inputs import Group, describe, described, load_groups, read_tensor
-from attncli.analysis.options import AttentionWords, FileOptions
+from attncli.analysis.options import AttentionWords, FileOptions, defaults_of
 from attncli.analysis.problems import merged, params_record, problem_of, warnings_of
 from attncli.analysis.values import floats, int_ranges, several
 from attncli.analysis.variance import (
@@ -22,9 +22,8 @@ from attncli.attention.options import DistributionName, Precision
 from attncli.attention.problem import Problem
 from attncli.attention.variance.audit import audit, diagnosis
 from attncli.attention.variance.experiment import ExperimentSpec, ScaleRule, parse_scale_rule
-from attncli.cli.options import OutputOptions, defaults_of
+from attncli.cli.commands import AuditOptions, ExperimentOptions, OutputOptions
 from attncli.cli.output import Record, make_printer, write_result
-from attncli.cli.variance import AuditOptions, ExperimentOptions
 from attncli.columns import record_of
 from attncli.errors import UsageError
 from attncli.report.printer import Printer

@@ -1,0 +1,282 @@
+"""What the command line takes: a function per command, its options, and its help.
+
+Loads nothing heavy, so that help and usage errors are fast: a function refuses what can be refused
+without files, and hands the rest to `run` of the module of its name, which it loads then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass
+from enum import StrEnum
+from importlib import import_module
+from typing import Any, ClassVar
+
+from attncli.analysis.options import AttentionWords, FileOptions, InputOptions
+from attncli.attention.options import DistributionName, Layout, Precision, option
+from attncli.errors import UsageError
+from attncli.report import Color, Format, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How to output, and what to print where."""
+
+    panel: ClassVar[str] = "Output"
+
+    format: Format = option(Format.TABLE, "What to print.", names=("--format", "-f"))
+    output: str = option("-", "Where to print it.", "FILE|-", names=("--output", "-o"))
+    digits: int = option(4, "Decimals in tables.", "N", minimum=0, maximum=17)
+    unit: Unit = option(Unit.BITS, "Unit of entropy in tables.")
+    precision: Precision = option(Precision.AUTO, "auto: float64 up to 2²⁶ scores.")
+    device: str = option("auto", "Where torch computes.", "auto|cpu|cuda[:N]")
+    color: Color = option(Color.AUTO, "Colour in tables.")
+    quiet: bool = option(False, "No warnings and no progress.", names=("--quiet", "-q"))
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeOptions:
+    """What of the stages to look at."""
+
+    stage: list[str] | None = option(
+        None, "Only these stages: scores, scaled, weights, …", "NAME[,NAME…]"
+    )
+    rows: list[str] | None = option(None, "Only these queries; -1 is the last.", "I[,I…]")
+    head_index: list[str] | None = option(None, "Only these heads.", "I[,I…]")
+    batch_index: list[str] | None = option(None, "Only these batches.", "I[,I…]")
+    max_values: int = option(
+        65_536, "Tables and JSON: leave out the values of larger stages.", "N", minimum=0
+    )
+    save: str | None = option(None, "Write stages as tensors.", "FILE.npz|.safetensors|DIR")
+    explain: bool = option(False, "Walk through the stages: formula, purpose, numbers.")
+    step: bool = option(False, "With «explain» on a terminal: wait between stages.")
+
+
+def compute(
+    inputs: InputOptions, words: AttentionWords, options: ComputeOptions, output: OutputOptions
+) -> None:
+    """Compute attention stage by stage: scores, scaled, masked, weights, output.
+
+    With no input it shows the embedded 4×3 example. Q, K and V come as three files, as a
+    bundle (.npz, .safetensors, .pt) with tensors named q, k, v, or are projected from --x.
+    """
+    if options.step and not options.explain:
+        raise UsageError("--step", "expected --explain beside it, got --step alone")
+    _run("compute", inputs, words, options, output)
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyOptions:
+    """Which records, of which heads, and what to fail on."""
+
+    weights: list[str] | None = option(
+        None, "Attention weights alone, (B, H, S_q, S_k), in the place of Q and K.", "FILE[::NAME]"
+    )
+    per_row: bool = option(False, "One record per query row.")
+    per_key: bool = option(False, "One record per key: the mass it receives.")
+    top: int | None = option(None, "With «per_key»: the K heaviest of each head.", "K", minimum=1)
+    summary: bool = option(False, "One record per group.")
+    grid: str | None = option(None, "A picture of all heads, e.g. entropy_bits_mean.", "COLUMN")
+    histogram: bool = option(False, "Row entropies of one head as a histogram.")
+    head_index: list[str] | None = option(None, "Compute only these query heads.", "I[,I…]")
+    batch_index: list[str] | None = option(None, "Compute only these batches.", "I[,I…]")
+    compare_scale: bool = option(False, "Beside it, what happens without the scale.")
+    temperatures: list[str] | None = option(None, "Several, side by side.", "T[,T…]")
+    sample_rows: int | None = option(None, "Estimate from N rows of each head.", "N", minimum=1)
+    sample_seed: int = option(0, "Which rows «sample_rows» takes.", "N", minimum=0)
+    sink_keys: int = option(1, "First keys that count as sinks.", "N", minimum=1)
+    label_limit: list[str] | None = option(None, "Adjust a threshold of the labels.", "NAME=X")
+    fail_on: list[str] | None = option(None, "Exit 3 if a head is so.", "collapsed|nan|max-logit=X")
+
+
+def entropy(
+    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, output: OutputOptions
+) -> None:
+    """Measure every head: entropy, effective keys, largest weight and logit, sink mass.
+
+    Takes any number of bundles. No S_q × S_k matrix is ever built. Each head gets a label:
+    previous-token, self, sink, local, uniform, collapsed or mixed.
+
+    --weights takes weights without Q and K, a file or several: tensors of any rank from
+    (S_q, S_k) to (layers, B, H, S_q, S_k), a tuple of layers in a .pt file. Weights of 0 count as
+    hidden where no option says what is.
+    """
+    _run("entropy", inputs, words, options, output)
+
+
+class SaveAs(StrEnum):
+    """What a mask is written as."""
+
+    BOOL = "bool"
+    ADDITIVE = "additive"
+
+
+class SaveDtype(StrEnum):
+    """Element types of additive masks."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+@dataclass(frozen=True, slots=True)
+class MaskOptions:
+    """Which mask, and what to do with it."""
+
+    files: list[str] | None = option(
+        None,
+        "Q and K, or a bundle: only their lengths and options count.",
+        "FILE",
+        positional=True,
+    )
+    weights: list[str] | None = option(
+        None, "Attention weights: what their zeros hide.", "FILE[::NAME]"
+    )
+    group: list[str] | None = option(None, "Which group of a bundle.", "NAME")
+    layout: Layout = option(Layout.BHSD, "Order of the axes of the files.")
+    k_layout: Layout | None = option(None, "That of K, if another.")
+    q_len: int | None = option(None, "S_q. [default: S_k]", "N", minimum=0)
+    k_len: int | None = option(None, "S_k. [default: S_q, or 8]", "N", minimum=0)
+    batch: int | None = option(None, "Batches. [default: as the masks]", "B", minimum=1)
+    heads: int | None = option(None, "Heads. [default: as the masks]", "H", minimum=1)
+    against: str | None = option(
+        None,
+        "Compare with another mask, or «attn_mask» with what the options build.",
+        "FILE|options",
+    )
+    scores: str | None = option(None, "Scaled scores: softmax before and after.", "FILE")
+    effect: bool = option(False, "The same with Q·K·scale of the files.", names=("--effect",))
+    save: str | None = option(None, "Write the mask, (B, H, S_q, S_k).", "FILE")
+    save_as: SaveAs | None = option(None, "What «save» writes. [default: bool]", names=("--as",))
+    save_dtype: SaveDtype | None = option(
+        None, "Of additive values that are saved. [default: float32]", names=("--dtype",)
+    )
+    fail_on: list[str] | None = option(
+        None, "Exit 3 if there are any.", "empty-rows|unused-keys|leak"
+    )
+    max_values: int = option(65_536, "JSON: leave out larger masks' values.", "N", minimum=0)
+
+
+def mask(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> None:
+    """Build a mask, or say what a given one lets through and what it is.
+
+    The options that shape attention build it; --attn-mask FILE is recognised: causal (which
+    corner), windows, prefix, padding, packed documents, or probably inverted.
+
+    --fail-on leak: the mask of --attn-mask shows a cell that --causal, a window, --segments or
+    key padding beside it hides. Without any of these, one beyond the pattern nearest to it.
+
+    --weights FILE is read as the mask that the zeros of attention weights show.
+
+    Additive values hide where they leave a key no weight at all beside its row's other keys, as
+    -10000 and finfo.min do. Rows of nothing else are described in both readings.
+    """
+    needs_torch = options.effect or options.scores is not None
+    _run("mask_effect" if needs_torch else "mask", options, words, output)
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentOptions:
+    """What to draw, where there are no files."""
+
+    dk: list[str] | None = option(None, "Widths d_k to try. [default: 64]", "N|A:B:xF|A:B:+D")
+    samples: int | None = option(None, "Dot products. [default: 100000]", "N")
+    keys: int | None = option(None, "Keys of each query. [default: 8]", "N")
+    dist: DistributionName | None = option(
+        None,
+        "What entries are drawn from; uniform is on [0, 1). [default: normal]",
+        "normal|uniform|rademacher|laplace|student-t",
+    )
+    mean: float | None = option(None, "Mean of an entry. [default: its own]", "X")
+    std: float | None = option(None, "Deviation of an entry. [default: its own]", "X")
+    correlation: float | None = option(None, "Between the entries of q and k. [default: 0]", "R")
+    df: float | None = option(None, "Degrees of freedom of student-t. [default: 10]", "N")
+    scale_rule: list[str] | None = option(
+        None,
+        "1/√d_k, 1/d_k, 1, ln(keys)/√d_k or a number, side by side. [default: sqrt]",
+        "sqrt|linear|none|log-n|X",
+    )
+    temperatures: list[str] | None = option(None, "Side by side. [default: 1]", "T[,T…]")
+    seed: int | None = option(None, "Of the draws. [default: 0]", "N")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """What to look for in tensors from files."""
+
+    fit_scale: str | None = option(
+        None, "Weights or output from elsewhere: which scale was used there?", "FILE"
+    )
+
+
+def variance(
+    inputs: FileOptions,
+    words: AttentionWords,
+    experiment: ExperimentOptions,
+    audit: AuditOptions,
+    output: OutputOptions,
+) -> None:
+    """Measure the variance of q·k that makes 1/√d_k necessary.
+
+    Without files it draws queries and keys: variance against theory, and softmax with and
+    without the scale. With files it takes the exact variance of all visible scores of every
+    head apart: which part softmax sees, and what the assumption behind 1/√d_k predicts.
+    """
+    _run("variance", inputs, words, experiment, audit, output)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """What is to be checked, and how strictly."""
+
+    actual_output: str | None = option(None, "The output to check, (B, H, S_q, d_v).", "FILE")
+    actual_weights: str | None = option(None, "The weights to check.", "FILE")
+    actual_logsumexp: str | None = option(None, "The log-sum-exp to check, (B, H, S_q).", "FILE")
+    pair: str | None = option(
+        None, "A second candidate for the same: which is closer, where do they part?", "FILE"
+    )
+    rtol: float | None = option(None, "Relative tolerance. [default: by the dtype]", "X")
+    atol: float | None = option(None, "Absolute tolerance. [default: by the dtype]", "X")
+
+
+def check(
+    inputs: FileOptions, words: AttentionWords, options: CheckOptions, output: OutputOptions
+) -> None:
+    """Compare an output with the float64 reference, and name the mistake if it differs.
+
+    The options say what should have been computed. A candidate that is off is tried against
+    the classic mistakes: scale, causal corner, mask polarity, padding, soft cap, head
+    grouping, layout, precision; where one explains every cell, the command that verifies it
+    is printed. Exit 3 if it is off.
+
+    NDJSON and CSV hold one record per candidate, whose explanation names the mistake; all
+    mistakes that were tried are in the JSON document, under data.hypotheses.
+    """
+    _run("check", inputs, words, options, output)
+
+
+@dataclass(frozen=True, slots=True)
+class InspectOptions:
+    """What to look at."""
+
+    files: list[str] = option(MISSING, "Files of tensors; '-' is stdin.", "FILE", positional=True)
+    dtype: str | None = option(None, "What the bits of '|V2' or integer tensors are.", "NAME")
+
+
+def inspect(options: InspectOptions, output: OutputOptions) -> None:
+    """List the tensors of files: names, shapes, dtypes, non-finite counts, moments.
+
+    Minimum, maximum, mean and standard deviation (population) are of the finite values.
+    """
+    _run("inspect", options, output)
+
+
+def _run(name: str, *given: Any) -> None:
+    """Load the body of a command, which is heavy, and run it."""
+    import_module(f"attncli.cli.{name}_run").run(*given)
+
+
+# In the order of the help.
+COMMANDS = {
+    command.__name__: command for command in (compute, entropy, mask, variance, check, inspect)
+}
