@@ -14,13 +14,13 @@ from attncli.analysis.entropy import Entropies, measure, thresholds_of
 from attncli.analysis.values import choice_of
 from attncli.analysis.variance import Audited, experiment_specs, experiments
 from attncli.attention.check.candidate import Target
-from attncli.attention.given_weights import problem_of_weights
 from attncli.attention.options import AttentionOptions, DistributionName, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
+from attncli.attention.qkv import problem_of_weights
 from attncli.attention.stages import select
 from attncli.attention.streaming.stream import Wanted
-from attncli.attention.variance.audit import audit, diagnosis
 from attncli.attention.variance.experiment import ExperimentRecord, ScaleRule, parse_scale_rule
+from attncli.attention.variance.moments import audit, diagnosis
 from attncli.errors import UsageError
 from attncli.files.torch_tensors import as_torch
 

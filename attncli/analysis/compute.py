@@ -10,8 +10,7 @@ from types import MappingProxyType
 import torch
 
 from attncli.attention import stages as attention_stages
-from attncli.attention.cost import Cost, cost_of
-from attncli.attention.problem import Problem
+from attncli.attention.problem import Cost, Problem, cost_of
 from attncli.attention.stages import (
     Block,
     Selection,

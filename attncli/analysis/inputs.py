@@ -19,9 +19,8 @@ from attncli.attention.sizes import axes_text, layout_doubts
 from attncli.attention.steps import OutputProjection
 from attncli.errors import DataError, UsageError
 from attncli.files.limits import require_memory
-from attncli.files.names import fits, usual_layout
 from attncli.files.reader import open_file
-from attncli.files.roles import read_one, split_name
+from attncli.files.roles import fits, read_one, split_name, usual_layout
 from attncli.files.tensor import doubts
 from attncli.files.text import listed, place, shown
 from attncli.files.torch_tensors import as_torch, torch_dtype

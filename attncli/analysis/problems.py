@@ -14,9 +14,9 @@ from attncli.analysis.attention_arguments import (
 )
 from attncli.analysis.inputs import Group, labels_of
 from attncli.analysis.options import AttentionWords, FileOptions
-from attncli.attention.given_weights import problem_of_weights
 from attncli.attention.options import BEFORE_WEIGHTS, AttentionOptions, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
+from attncli.attention.qkv import problem_of_weights
 from attncli.errors import AttncliError
 
 

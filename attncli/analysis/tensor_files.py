@@ -11,12 +11,9 @@ from typing import Any
 
 from attncli.attention.options import OPTIONS, Kind
 from attncli.errors import DataError, UsageError
-from attncli.files.container import TensorFile
-from attncli.files.names import fits
-from attncli.files.reader import open_file
-from attncli.files.roles import groups_of, is_spread, split_name
-from attncli.files.shards import join
-from attncli.files.tensor import StoredTensor, TensorHeader
+from attncli.files.reader import join, open_file
+from attncli.files.roles import fits, groups_of, is_spread, split_name
+from attncli.files.tensor import StoredTensor, TensorFile, TensorHeader
 from attncli.files.text import place, shown
 
 ROLES = ("q", "k", "v")

@@ -12,10 +12,9 @@ from typing import Any
 
 from attncli.analysis.tensor_files import Labels, declared_in
 from attncli.errors import DataError, UsageError
-from attncli.files.container import TensorFile
 from attncli.files.reader import open_file
 from attncli.files.roles import names_asked, split_name
-from attncli.files.tensor import StoredTensor, TensorHeader
+from attncli.files.tensor import StoredTensor, TensorFile, TensorHeader
 from attncli.files.text import listed
 
 # What weights are called in dumps: `attentions` of transformers, `hook_pattern` of TransformerLens.

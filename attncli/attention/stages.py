@@ -15,7 +15,7 @@ import torch
 from attncli.attention import steps
 from attncli.attention.masks.mask import Mask
 from attncli.attention.problem import Problem, all_finite
-from attncli.attention.running import NumberStatistics, RunningStatistics
+from attncli.attention.statistics import NumberStatistics, RunningStatistics
 from attncli.attention.streaming.stream import Wanted, stream_rows
 from attncli.columns import column
 from attncli.errors import UsageError

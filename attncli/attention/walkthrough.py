@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attncli.attention.cost import cost_of
-from attncli.attention.problem import Problem
-from attncli.attention.running import RunningStatistics
-from attncli.attention.softmax_stats import SoftmaxStats, softmax_stats
+from attncli.attention.problem import Problem, cost_of
 from attncli.attention.stages import Block, Selection, Stage, select, stage_blocks, stages_of
+from attncli.attention.statistics import RunningStatistics, SoftmaxStats, softmax_stats
 from attncli.attention.steps import logits_of_scores
 
 # Far enough below a row's maximum that exp gives 0, and finite, so that 0 · it is 0.

@@ -19,8 +19,8 @@ from attncli.analysis.inputs import Group, load_groups
 from attncli.analysis.options import AttentionWords, InputOptions
 from attncli.analysis.problems import params_record, problem_of, warnings_of
 from attncli.analysis.values import integers, several
-from attncli.attention.cost import cost_of
 from attncli.attention.options import Layout
+from attncli.attention.problem import cost_of
 from attncli.attention.stages import Block, Stage, StageResult
 from attncli.attention.steps import entropy_of_weights
 from attncli.attention.walkthrough import walk_through

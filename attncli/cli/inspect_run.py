@@ -6,17 +6,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from attncli.attention.running import NumberStatistics, RunningStatistics
+from attncli.attention.statistics import NumberStatistics, RunningStatistics
 from attncli.cli.commands import InspectOptions, OutputOptions
 from attncli.cli.output import Record, make_printer, write_result
 from attncli.columns import column, columns_of, record_of
 from attncli.errors import DataError
-from attncli.files.container import TensorFile
 from attncli.files.reader import open_file
 from attncli.files.roles import split_name
 from attncli.files.tensor import (
     UNDECLARED,
     StoredTensor,
+    TensorFile,
     TensorHeader,
     as_float,
     doubts,

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from attncli.cli.commands import OutputOptions
 from attncli.columns import Column
-from attncli.files.atomic import require_folder
+from attncli.files.writer import require_folder
 from attncli.report import Format
 from attncli.report.printer import Printer, csv_lines, document, ndjson
 

@@ -20,8 +20,8 @@ from attncli.analysis.variance import (
 )
 from attncli.attention.options import DistributionName, Precision
 from attncli.attention.problem import Problem
-from attncli.attention.variance.audit import audit, diagnosis
 from attncli.attention.variance.experiment import ExperimentSpec, ScaleRule, parse_scale_rule
+from attncli.attention.variance.moments import audit, diagnosis
 from attncli.cli.commands import AuditOptions, ExperimentOptions, OutputOptions
 from attncli.cli.output import Record, make_printer, write_result
 from attncli.columns import record_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from attncli.errors import ResourceError
 from attncli.files.text import size_text
 
+# What the system says of a disk, or of a share of it, that is full.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 

@@ -1,24 +1,35 @@
-"""Open a file of tensors: the one way in. What it is, its first bytes tell, never its name."""
+"""Open a file of tensors: the one way in. What it is, its first bytes tell, never its name.
+
+Standard input and pipes are copied to files that can be mapped into memory; several files may be
+one bundle: shards, as writers with a limit of size leave them.
+"""
 
 from __future__ import annotations
 
+import atexit
 import codecs
+import contextlib
+import difflib
+import json
+import os
+import shutil
+import stat
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
 from weakref import WeakKeyDictionary
 
-from attncli.errors import DataError
-from attncli.files.archive import archive_format, open_npz
-from attncli.files.container import TensorFile
-from attncli.files.npy import open_npy
-from attncli.files.safetensorsfile import open_safetensors
-from attncli.files.shards import is_index, open_index
-from attncli.files.source import local_file
-from attncli.files.text import ACCEPTED, place
+from numpy.typing import NDArray
 
-__all__ = ["TensorFile", "open_file"]
+from attncli.errors import DataError, ResourceError
+from attncli.files.limits import DISK_FULL
+from attncli.files.npy import archive_format, open_npy, open_npz
+from attncli.files.safetensorsfile import open_safetensors
+from attncli.files.tensor import TensorFile, TensorHeader
+from attncli.files.text import ACCEPTED, place, shown
 
 _HEAD = 4096
 _TORCH_LEGACY = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -77,16 +88,42 @@ def _open_torch(local: Path, source: str) -> TensorFile:
 
 
 def _open_index(local: Path, source: str) -> TensorFile:
-    """Open the shards that an index names; none of them may be an index in turn."""
+    """Open all shards that an index names, as one bundle; they lie beside it.
 
-    def open_shard(name: str) -> TensorFile:
-        with local_file(name) as shard:
-            kind = _format_of(shard, place(name))
-            if kind == "index":
-                raise DataError(place(name), "expected a shard, got another index")
-            return _READERS[kind](shard, name)
+    Args:
+        local: `model.safetensors.index.json`, or the same for another format.
+        source: the index as the user named it.
 
-    return open_index(local, source, open_shard)
+    Raises:
+        DataError: the index is damaged, or a shard is absent, damaged or holds something else.
+    """
+    where, folder = place(source), Path() if source == "-" else Path(source).parent
+    shard_of = _parsed(local.read_bytes())[_MAP]
+    named = isinstance(shard_of, dict) and all(map(_lies_beside, shard_of.values()))
+    if not shard_of or not named:
+        raise DataError(where, f"expected {_MAP} as tensor → shard beside the index, got another")
+    files = []
+    for shard in dict.fromkeys(shard_of.values()):
+        try:
+            file = _open_shard(str(folder / shard))
+        except DataError as error:
+            raise DataError(f"{where}, {error.where}", error.problem, error.advice) from None
+        absent = {name for name, one in shard_of.items() if one == shard} - {
+            header.name for header in file.headers
+        }
+        for name in sorted(absent):
+            problem = f"expected {shown(name, 80)} as the index says, got none"
+            raise DataError(f"{where}, {place(file.source)}", problem)
+        files.append(file)
+    return join(source, files)
+
+
+def _open_shard(name: str) -> TensorFile:
+    with local_file(name) as shard:
+        kind = _format_of(shard, place(name))
+        if kind == "index":
+            raise DataError(place(name), "expected a shard, got another index")
+        return _READERS[kind](shard, name)
 
 
 _READERS: dict[str, Callable[[Path, str], TensorFile]] = {
@@ -116,7 +153,7 @@ def _format_of(local: Path, where: str) -> str:
         return "safetensors"
     if _TORCH_LEGACY in head[:24] and head.startswith(b"\x80"):
         return "pt"
-    if head.lstrip().startswith(b"{") and is_index(local):
+    if head.lstrip().startswith(b"{") and _is_index(local):
         return "index"
     what, advice = _stranger(head)
     raise DataError(where, f"expected {ACCEPTED}, got {what}", advice)
@@ -164,3 +201,166 @@ def _text_kind(text: str) -> tuple[str, str]:
     if lines and all(line.count(",") == lines[0].count(",") > 0 for line in lines[:2]):
         return "a CSV file", "Save the numbers with numpy.save first."
     return "a text file", ""
+
+
+_MAP = "weight_map"
+_LARGEST_INDEX = 100_000_000
+
+
+def _is_index(local: Path) -> bool:
+    """Whether a file that begins like JSON says which tensor lies in which shard."""
+    if local.stat().st_size > _LARGEST_INDEX:
+        return False
+    parsed = _parsed(local.read_bytes())
+    return isinstance(parsed, dict) and _MAP in parsed
+
+
+def join(source: str, files: Sequence[TensorFile]) -> TensorFile:
+    """One bundle of the tensors of several files.
+
+    Args:
+        source: what messages call it.
+        files: opened files.
+
+    Raises:
+        DataError: two files hold tensors of one name.
+    """
+    holders: dict[str | None, TensorFile] = {}
+    metadata: dict[str, Any] = {}
+    for file in files:
+        for header in file.headers:
+            if header.name in holders:
+                name = shown(str(header.name), 80)
+                raise DataError(place(source), f"expected each name once, got {name} twice")
+            holders[header.name] = file
+        for group, options in file.metadata.items():
+            metadata[group] = metadata.get(group, {}) | options
+
+    def load(header: TensorHeader, where: str) -> NDArray[Any]:
+        return holders[header.name].load(header, where)
+
+    return TensorFile(
+        source,
+        files[0].format,
+        tuple(header for file in files for header in file.headers),
+        load,
+        metadata,
+        warnings=[text for file in files for text in file.warnings],
+        holders=holders,
+    )
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _lies_beside(shard: object) -> bool:
+    if not isinstance(shard, str) or not shard or "\0" in shard:
+        return False
+    path = PurePosixPath(shard)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+@contextlib.contextmanager
+def local_file(name: str) -> Iterator[Path]:
+    """Give a regular file that can be read and holds the bytes that `name` stands for.
+
+    Standard input ("-") and pipes are copied to a temporary file first, which is unlinked on
+    leaving: open or map it before.
+
+    Raises:
+        DataError: there is no such file, or it cannot be read.
+        ResourceError: the disk has no room for the copy.
+    """
+    where = place(name)
+    if name == "-":
+        with _spooled(where, _standard_input(where)) as copy:
+            yield copy
+        return
+    path = Path(name)
+    if stat.S_ISFIFO(_mode(where, path)):
+        with _opened(where, path) as stream, _spooled(where, stream) as copy:
+            yield copy
+        return
+    _opened(where, path).close()
+    yield path
+
+
+def _mode(where: str, path: Path) -> int:
+    """The kind of a file that can hold tensors."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise _unreadable(where, path, error) from error
+    if stat.S_ISDIR(mode):
+        raise DataError(where, f"expected {ACCEPTED}, got a directory")
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+        raise DataError(where, f"expected {ACCEPTED}, got a device or a socket")
+    return mode
+
+
+def _opened(where: str, path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _unreadable(where, path, error) from error
+
+
+def _unreadable(where: str, path: Path, error: Exception) -> DataError:
+    if isinstance(error, FileNotFoundError):
+        return DataError(where, "expected a file, got no file of this name", _suggestion(path))
+    if isinstance(error, PermissionError):
+        return DataError(where, "expected a file that can be read, got permission denied")
+    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "bad name"
+    return DataError(where, f"expected a file that can be read, got: {reason}")
+
+
+def _suggestion(path: Path) -> str:
+    """The neighbour that was probably meant."""
+    with contextlib.suppress(OSError):
+        if not path.parent.is_dir():
+            return f"There is no folder {shown(str(path.parent))} either."
+        neighbours = [entry.name for entry in path.parent.iterdir()]
+        for close in difflib.get_close_matches(path.name, neighbours, n=1, cutoff=0.75):
+            return f"Did you mean {shown(str(path.parent / close))}?"
+    return ""
+
+
+def _standard_input(where: str) -> BinaryIO:
+    stream = getattr(sys.stdin, "buffer", None)
+    if stream is None:
+        raise DataError(where, f"expected {ACCEPTED}, got no standard input")
+    if stream.isatty():
+        raise DataError(where, f"expected {ACCEPTED}, got a terminal")
+    binary: BinaryIO = stream
+    return binary
+
+
+@contextlib.contextmanager
+def _spooled(where: str, stream: BinaryIO) -> Iterator[Path]:
+    """A temporary file with all that a stream holds."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="attncli-")
+    except OSError as error:
+        raise ResourceError(where, "needs a folder for temporary files, got none") from error
+    copy = Path(name)
+    try:
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                shutil.copyfileobj(stream, file, 1 << 20)
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                problem = f"needs more room than {copy.parent} has for a copy"
+                raise ResourceError(where, problem) from error
+            reason = os.strerror(error.errno) if error.errno else "an error"
+            raise DataError(where, f"expected {ACCEPTED}, got: {reason}") from error
+        yield copy
+    finally:
+        try:
+            copy.unlink()
+        except OSError:
+            # Some systems keep a file that is mapped: by the end of the run it no longer is.
+            atexit.register(copy.unlink, missing_ok=True)

@@ -11,8 +11,15 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from attncli.errors import DataError
-from attncli.files.container import TensorFile, array_at, byte_size, map_file
-from attncli.files.tensor import BY_CODE, BY_NAME, TensorHeader
+from attncli.files.tensor import (
+    BY_CODE,
+    BY_NAME,
+    TensorFile,
+    TensorHeader,
+    array_at,
+    byte_size,
+    map_file,
+)
 from attncli.files.text import place, shown
 
 OPTIONS_KEY = "attncli"

@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 from attncli.errors import DataError, UsageError
-from attncli.files.container import TensorFile
 from attncli.files.limits import require_memory
 from attncli.files.tensor import (
     BY_NAME,
     FLOATS,
     StoredTensor,
+    TensorFile,
     TensorHeader,
     bits_of,
     true_dtype,

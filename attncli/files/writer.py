@@ -1,14 +1,25 @@
-"""Results to files: text, and tensors block by block; whole or not at all."""
+"""Results to files: text, and tensors block by block; whole or not at all.
+
+Where everything stands in a file of tensors is known before any of the data are, so that they can
+be written in any order; a file is written beside its target, then renamed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
+import json
+import math
 import os
+import secrets
 import shutil
+import stat
+import struct
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -16,13 +27,10 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.errors import DataError, UsageError
-from attncli.files.atomic import atomic_path, folder
-from attncli.files.file_layout import FileLayout, Spec, npy_layout, safetensors_layout
-from attncli.files.limits import require_disk
+from attncli.errors import AttncliError, DataError, ResourceError, UsageError
+from attncli.files.limits import DISK_FULL, require_disk
+from attncli.files.tensor import BY_NAME, name_of
 from attncli.files.text import shown
-
-__all__ = ["TensorSaver", "atomic_path", "saved_format", "write_text"]
 
 _CHUNK = 1 << 22
 _SUFFIXES = (".npz", ".safetensors", ".npy")
@@ -86,7 +94,10 @@ class TensorSaver:
                 stack.enter_context(folder(target))
             parent = target if self._kind == "folder" else target.parent
             if parent.is_dir():
-                require_disk(shown(self._target), parent, self._room())
+                sizes = [layout.size for layout in self._layouts.values()]
+                # Each member of an archive is there twice for a moment.
+                twice = max(sizes, default=0) if self._kind == ".npz" else 0
+                require_disk(shown(self._target), parent, sum(sizes) + twice)
             if self._kind == ".npz":
                 self._begin_archive(stack, target)
             else:
@@ -95,11 +106,6 @@ class TensorSaver:
                     self._begin(stack.enter_context(_mappable(path)), layout)
             self._stack = stack.pop_all()
         return self
-
-    def _room(self) -> int:
-        """Bytes on disk at the most: each member of an archive is there twice for a moment."""
-        sizes = [layout.size for layout in self._layouts.values()]
-        return sum(sizes) + (max(sizes, default=0) if self._kind == ".npz" else 0)
 
     def _begin_archive(self, stack: contextlib.ExitStack, target: Path) -> None:
         """Make a file for each member, beside the archive and packed into it on leaving."""
@@ -212,7 +218,7 @@ def _reserve(file: BinaryIO, size: int) -> None:
     try:
         os.posix_fallocate(file.fileno(), 0, size)
     except (AttributeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
             raise
         file.truncate(size)
 
@@ -227,3 +233,188 @@ def _pack(target: Path, parts: Mapping[str, Path]) -> None:
             with part.open("rb") as source, archive.open(member, "w", force_zip64=True) as sink:
                 shutil.copyfileobj(source, sink, _CHUNK)
             part.unlink()
+
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A tensor to be written: its shape and torch's name of its element type."""
+
+    shape: Shape
+    dtype: str
+
+    @classmethod
+    def of(cls, shape: Shape, dtype: np.dtype[Any] | str) -> Spec:
+        """Return the spec for a NumPy dtype or for torch's name of one.
+
+        Raises:
+            TypeError: torch has no such element type.
+        """
+        name = dtype if isinstance(dtype, str) else name_of(np.dtype(dtype))
+        if name not in BY_NAME:
+            raise TypeError(f"no such element type: {name}")
+        return cls(tuple(int(length) for length in shape), name)
+
+    @property
+    def physical(self) -> np.dtype[Any]:
+        """The NumPy dtype of the blocks: unsigned integers for bfloat16 and float8."""
+        return BY_NAME[self.dtype].physical
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data."""
+        return self.physical.itemsize * math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """One file.
+
+    Attributes:
+        head: the bytes before the data.
+        size: bytes of the whole file.
+        offsets: tensor → first byte of its data.
+    """
+
+    head: bytes
+    size: int
+    offsets: dict[str, int]
+
+
+def npy_layout(name: str, spec: Spec) -> FileLayout:
+    """Lay out a .npy file of one tensor."""
+    header = _npy_header(spec)
+    return FileLayout(header, len(header) + spec.nbytes, {name: len(header)})
+
+
+def safetensors_layout(specs: Mapping[str, Spec]) -> FileLayout:
+    """Lay out a safetensors file: the widest elements first, so that all data are aligned."""
+    header: dict[str, Any] = {}
+    places, end = {}, 0
+    for name, spec in sorted(specs.items(), key=lambda item: -item[1].physical.itemsize):
+        places[name] = end
+        end += spec.nbytes
+        code = BY_NAME[spec.dtype].code
+        offsets = [places[name], end]
+        header[name] = {"dtype": code, "shape": spec.shape, "data_offsets": offsets}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = struct.pack("<Q", len(text)) + text
+    offsets_of = {name: len(head) + place for name, place in places.items()}
+    return FileLayout(head, len(head) + end, offsets_of)
+
+
+def _npy_header(spec: Spec) -> bytes:
+    """The bytes that stand before a tensor's data in a .npy file."""
+    # What NumPy has no name for is stored as it would store it: raw bytes.
+    element = BY_NAME[spec.dtype]
+    raw = f"|V{element.physical.itemsize}"
+    descr = raw if element.is_raw else np.lib.format.dtype_to_descr(element.physical)
+    stream = io.BytesIO()
+    fields = {"descr": descr, "fortran_order": False, "shape": spec.shape}
+    np.lib.format.write_array_header_1_0(stream, fields)
+    return stream.getvalue()
+
+
+@contextlib.contextmanager
+def atomic_path(target: Path) -> Iterator[Path]:
+    """Give an empty file to write that takes the place of `target` on leaving without error.
+
+    On any exception, interrupts included, it is removed and `target` is as it was. A link is
+    followed; an old file's permissions are kept, a new file gets the ordinary ones. A device
+    or pipe cannot be replaced and is given as it is.
+
+    Raises:
+        DataError: there is no such folder, it cannot be written, or `target` is a folder.
+        ResourceError: the disk is full.
+    """
+    with _told(target):
+        mode = _old_mode(target)
+        real = target.resolve()
+        if mode is not None and not stat.S_ISREG(mode):
+            yield real
+            return
+        # A name that nobody else uses; cut, since the longest one allowed leaves no room for more.
+        temporary = real.with_name(f".{real.name[:50]}.{secrets.token_hex(6)}.tmp")
+        try:  # from before there is a file: an interrupt may come at any moment
+            # Not tempfile, whose files nobody else may read.
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            if mode is not None:
+                temporary.chmod(stat.S_IMODE(mode))
+            yield temporary
+            temporary.replace(real)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def require_folder(target: str) -> None:
+    """Refuse a file to write whose folder is not there, before anything is computed.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    if not Path(target).parent.is_dir():
+        raise _in_words(Path(target), FileNotFoundError())
+
+
+def _old_mode(target: Path) -> int | None:
+    """The kind and permissions of what is there already; None where nothing is."""
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(mode):
+        raise DataError(shown(str(target)), "expected a file to write, got a directory")
+    if not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return mode
+
+
+@contextlib.contextmanager
+def _told(target: Path) -> Iterator[None]:
+    """Turn what the system says into the project's errors."""
+    try:
+        yield
+    except BrokenPipeError:
+        # Nobody reads any more: not a fault, and settled where standard output is.
+        raise
+    except OSError as error:
+        raise _in_words(target, error) from error
+
+
+def _in_words(target: Path, error: OSError) -> AttncliError:
+    where = shown(str(target))
+    if error.errno in DISK_FULL:
+        return ResourceError(where, "needs more room than the disk has left")
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        parent = shown(str(target.parent))
+        return DataError(where, f"expected a folder {parent} to write to, got none of this name")
+    if isinstance(error, PermissionError):
+        return DataError(where, "expected a place that can be written, got permission denied")
+    reason = os.strerror(error.errno) if error.errno else "an error"
+    return DataError(where, f"expected a place that can be written, got: {reason}")
+
+
+@contextlib.contextmanager
+def folder(target: Path) -> Iterator[Path]:
+    """Give a folder, made if need be, and unmade on any exception if it was.
+
+    Raises:
+        DataError: the folder cannot be made, or `target` is something else.
+    """
+    with _told(target):
+        made = not target.exists()
+        if made:
+            target.mkdir()
+        elif not target.is_dir():
+            raise DataError(shown(str(target)), "expected a folder to write to, got a file")
+    try:
+        yield target
+    except BaseException:
+        if made:
+            with contextlib.suppress(OSError):
+                target.rmdir()
+        raise

@@ -20,8 +20,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from attncli.attention.cost import Cost
-from attncli.attention.problem import Problem
+from attncli.attention.problem import Cost, Problem
 from attncli.attention.stages import Block, Selection, Stage, StageResult
 from attncli.files.text import shown, size_text
 from attncli.report import Unit

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from attncli.attention.options import DistributionName
-from attncli.attention.softmax_stats import softmax_stats
+from attncli.attention.statistics import softmax_stats
 from attncli.attention.variance import experiment as experiment_module
-from attncli.attention.variance.audit import diagnosis
 from attncli.attention.variance.distributions import Distribution
 from attncli.attention.variance.experiment import (
     ClusterSums,
@@ -27,7 +26,7 @@ from attncli.attention.variance.experiment import (
     scale_of,
     student_quantile,
 )
-from attncli.attention.variance.moments import ScoreMoments
+from attncli.attention.variance.moments import ScoreMoments, diagnosis
 from attncli.errors import UsageError
 
 NAMES = list(DistributionName)

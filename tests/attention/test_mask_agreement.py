@@ -13,14 +13,13 @@ from random_problems import Cells, Tensors, masks, positional_options, tensors
 
 from attncli.attention.check.variant import evaluate, right_variant
 from attncli.attention.check.walk import all_parts
-from attncli.attention.cost import cost_of
 from attncli.attention.masks.audit import audit as audit_mask
 from attncli.attention.masks.mask import head_masks
 from attncli.attention.options import AttentionOptions
-from attncli.attention.problem import Problem, make_problem
+from attncli.attention.problem import Problem, cost_of, make_problem
 from attncli.attention.stages import Stage, select, stage_blocks
 from attncli.attention.streaming.stream import stream_rows
-from attncli.attention.variance.audit import audit as audit_variance
+from attncli.attention.variance.moments import audit as audit_variance
 
 
 def cell_by_cell(options: dict[str, Any], cells: Cells) -> np.ndarray:

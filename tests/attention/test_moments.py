@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from attncli.attention.options import AttentionOptions, Corner, MaskTrue
 from attncli.attention.problem import Precision, Problem, make_problem
 from attncli.attention.variance import cell_sums, moments
-from attncli.attention.variance.audit import audit
-from attncli.attention.variance.moments import ScoreMoments, score_moments
+from attncli.attention.variance.moments import ScoreMoments, audit, score_moments
 
 S = 37
 RNG = np.random.default_rng(5)

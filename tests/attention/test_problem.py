@@ -11,12 +11,12 @@ import torch
 
 import attncli
 from attncli.attention import problem as problem_module
-from attncli.attention.cost import cost_of
 from attncli.attention.options import AttentionOptions, Layout, Precision
 from attncli.attention.problem import (
     Problem,
     choose_device,
     compute_dtype,
+    cost_of,
     make_problem,
     refuse_nonfinite,
 )

@@ -15,7 +15,8 @@ from attncli.attention import stages, steps
 from attncli.attention.options import AttentionOptions, Corner, MaskTrue
 from attncli.attention.problem import Precision, Problem, make_problem
 from attncli.attention.stages import Stage, blocks_of, select
-from attncli.attention.streaming import shares, stream, tiles
+from attncli.attention.streaming import rows as row_statistics
+from attncli.attention.streaming import stream, tiles
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells, stream_rows
 
 EVERYTHING = Wanted(top_key=True, output=True, per_key=True, sink_keys=2)
@@ -32,9 +33,9 @@ def use_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int) -> None:
     for module in (stream, tiles):
         monkeypatch.setattr(module, "TILE_ROWS", rows)
         monkeypatch.setattr(module, "TILE_KEYS", keys)
-    monkeypatch.setattr(shares, "TILE_KEYS", keys)
-    monkeypatch.setattr(shares, "BAND_ROWS", rows)
-    monkeypatch.setattr(shares, "LOCAL_WINDOW", LOCAL_WINDOW)
+    monkeypatch.setattr(row_statistics, "TILE_KEYS", keys)
+    monkeypatch.setattr(row_statistics, "BAND_ROWS", rows)
+    monkeypatch.setattr(row_statistics, "LOCAL_WINDOW", LOCAL_WINDOW)
     monkeypatch.setattr(stream, "TILE_CELLS", rows * keys)
 
 

@@ -18,8 +18,8 @@ from attncli.attention import stages as stages_module
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import example
-from attncli.attention.softmax_stats import SoftmaxStats
 from attncli.attention.stages import Stage, select
+from attncli.attention.statistics import SoftmaxStats
 from attncli.attention.steps import entropy_of_weights
 from attncli.attention.walkthrough import Walkthrough, input_variance, walk_through
 

@@ -45,7 +45,7 @@ _SHORT = """
 import time
 import numpy as np
 import torch
-from attncli.attention.variance.audit import audit
+from attncli.attention.variance.moments import audit
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import make_problem
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from attncli.errors import DataError, UsageError
-from attncli.files.container import TensorFile
 from attncli.files.roles import groups_of, read_one, split_name
-from attncli.files.tensor import TensorHeader
+from attncli.files.tensor import TensorFile, TensorHeader
 
 Put = Callable[[str, bytes], str]
 

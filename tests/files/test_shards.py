@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from attncli.errors import DataError
-from attncli.files.reader import open_file
+from attncli.files.reader import join, open_file
 from attncli.files.roles import groups_of
-from attncli.files.shards import join
 
 Put = Callable[[str, bytes], str]
 INDEX = "model.safetensors.index.json"

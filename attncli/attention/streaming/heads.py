@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from attncli.attention.problem import Problem
-from attncli.attention.streaming.shares import Share
+from attncli.attention.streaming.rows import Share
 from attncli.attention.streaming.stream import HeadRows
 from attncli.attention.threads import single_threaded_torch
 from attncli.columns import column, columns_of

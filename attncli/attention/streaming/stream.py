@@ -1,7 +1,7 @@
 """Statistics of every query row, and the output, in memory that grows with n alone.
 
 The score matrix is visited in tiles and never held; heads come one after another, several at a
-time where they are small.
+time where they are small. The mass that every key receives takes a second pass.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attncli.attention.masks.interval_mask import coverage
 from attncli.attention.problem import Problem
 from attncli.attention.streaming.head_group import (
     HeadGroup,
@@ -22,19 +23,22 @@ from attncli.attention.streaming.head_group import (
     row_blocks,
     top_key_of,
 )
-from attncli.attention.streaming.rows import RowStatistics, concatenate, finish_rows
-from attncli.attention.streaming.shares import (
-    KeyMass,
+from attncli.attention.streaming.rows import (
+    RowStatistics,
     Shares,
+    concatenate,
     find_shares,
-    mass_of_block,
-    no_mass,
+    finish_rows,
+    mark_seen,
 )
 from attncli.attention.streaming.tiles import (
+    LOG2_E,
     TILE_CELLS,
     TILE_KEYS,
     TILE_ROWS,
     Workspace,
+    exponential,
+    score_tile,
     sum_tiles,
 )
 from attncli.attention.threads import parallel_map, single_threaded_torch
@@ -67,6 +71,23 @@ class Wanted:
         """
         if self.sink_keys < 1:
             raise UsageError("«sink_keys»", f"expected at least 1, got {self.sink_keys}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMass:
+    """What each key receives from all queries, (G, S_k) or (S_k,).
+
+    Attributes:
+        queries: int64, how many queries see the key.
+        mass: float64, Σ of the weights they give it.
+    """
+
+    queries: torch.Tensor
+    mass: torch.Tensor
+
+    def of_head(self, index: int) -> KeyMass:
+        """One head of the group."""
+        return KeyMass(self.queries[index], self.mass[index])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,3 +277,61 @@ def _largest_logit(
     if rows.top_key is not None:
         return query, int(rows.top_key[index, row])
     return query, top_key_of(group, index, row)
+
+
+def no_mass(group: HeadGroup) -> KeyMass:
+    """Zeros to add to; the queries are known already where intervals alone decide."""
+    shape = (len(group.heads), group.keys.shape[2])
+    mass = torch.zeros(shape, dtype=torch.float64, device=group.device)
+    queries = torch.zeros(shape, dtype=torch.int64, device=group.device)
+    if group.by_interval:
+        seen = coverage(group.hull.first, group.hull.stop, shape[1])
+        queries += torch.as_tensor(seen).to(queries)
+    return KeyMass(queries, mass)
+
+
+def mass_of_block(
+    group: HeadGroup, block: RowBlock, rows: RowStatistics, work: Workspace
+) -> KeyMass:
+    """What the queries of one block give to each key from its first tile's to its last's.
+
+    Args:
+        group: the heads.
+        block: the rows, and their tiles.
+        rows: of all blocks.
+        work: buffers.
+
+    Returns:
+        The mass, and the queries that see the key; these are 0 where intervals alone decide,
+        since `no_mass` has counted them.
+    """
+    first = block.tiles[0].start if block.tiles else 0
+    width = block.tiles[-1].stop - first if block.tiles else 0
+    mass = torch.zeros(len(group.heads), width, dtype=torch.float64, device=group.device)
+    seen_by = torch.zeros_like(mass, dtype=torch.int64)
+    some = slice(block.start, block.stop)
+    share = (1 / (1 + rows.sum_exp_minus_1[:, some])).masked_fill(rows.empty[:, some], 0.0)
+    share = share.masked_fill(torch.isnan(share), 1.0)  # where weights themselves are NaN
+    share = share[:, None].to(group.dtype)  # (G, 1, rows)
+    unit = LOG2_E if group.base2_logits else 1.0
+    power = torch.exp2 if group.base2_logits else exponential
+    queries, factor = group.shrunk_queries(block.start, block.stop), group.factor(unit)
+    row_max = (rows.row_max[:, some] * unit).masked_fill(rows.empty[:, some], 0.0)
+    row_max = row_max[..., None].to(group.dtype)
+    for tile in block.tiles:
+        logits, weights = work.tile(group, block.stop - block.start, tile.stop - tile.start)
+        score_tile(group, block, tile, queries, factor, logits, work)
+        mark_seen(group, block, tile, rows, logits)
+        inside = slice(tile.start - first, tile.stop - first)
+        hidden = None
+        if group.may_overflow:
+            hidden = ~group.visible(block, tile)
+        elif not group.by_interval:
+            hidden = torch.isneginf(logits)
+        power(logits.sub_(row_max), out=weights)
+        if hidden is not None and group.may_overflow:  # it gives nothing, NaN itself or not
+            weights.masked_fill_(hidden, 0.0)
+        mass[:, inside] = torch.bmm(share.expand(len(weights), -1, -1), weights)[:, 0]
+        if hidden is not None and not group.by_interval:
+            seen_by[:, inside] = (~hidden).sum(1)
+    return KeyMass(seen_by, mass)

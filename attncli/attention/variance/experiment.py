@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.attention.options import DistributionName
-from attncli.attention.softmax_stats import softmax_stats
+from attncli.attention.statistics import softmax_stats
 from attncli.attention.variance.distributions import Distribution
 from attncli.columns import column
 from attncli.errors import UsageError

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncli.attention.running import RunningStatistics
+from attncli.attention.statistics import RunningStatistics
 
 NAN, INF = math.nan, math.inf
 
