@@ -23,6 +23,12 @@ from attncli.attention.streaming.head_group import (
     row_blocks,
     top_key_of,
 )
+from attncli.attention.streaming.pooling import (
+    Bins,
+    PooledWeights,
+    nothing_pooled,
+    pool_tile,
+)
 from attncli.attention.streaming.rows import (
     RowStatistics,
     Shares,
@@ -56,12 +62,15 @@ class Wanted:
         output: the output, where the problem has values, all of them finite.
         per_key: the mass that each key receives; costs a second pass.
         sink_keys: how many of the first keys `sink_mass` is the weight of.
+        bins: for which to pool the weights, in the pass of `per_key`; of queries that follow each
+            other, counted from the first.
     """
 
     top_key: bool = False
     output: bool = False
     per_key: bool = False
     sink_keys: int = 1
+    bins: Bins | None = None
 
     def __post_init__(self) -> None:
         """Refuse a count that makes no sense.
@@ -101,6 +110,7 @@ class HeadRows(RowStatistics):
         max_logit_query: the first query that reaches the head's largest logit; None for none.
         max_logit_key: the first key of that query that does.
         received: mass of each key; None if not asked for.
+        pooled: weights of the bins; None if not asked for.
     """
 
     batch: int
@@ -110,6 +120,7 @@ class HeadRows(RowStatistics):
     max_logit_query: int | None
     max_logit_key: int | None
     received: KeyMass | None
+    pooled: PooledWeights | None
 
 
 def stream_rows(
@@ -198,7 +209,9 @@ def _of_group(
     """All that is wanted of some heads."""
     blocks = list(row_blocks(group.hull, TILE_ROWS, TILE_KEYS))
     rows = _all_rows(group, blocks, advance)
-    received = _all_mass(group, blocks, rows, advance) if wanted.per_key else None
+    received, pooled = None, None
+    if wanted.per_key:
+        received, pooled = _all_mass(group, blocks, rows, wanted.bins, advance)
     shares = find_shares(group, rows, wanted.sink_keys)
     found = []
     for index, head in enumerate(group.heads):
@@ -214,6 +227,7 @@ def _of_group(
                 max_logit_query=query,
                 max_logit_key=key,
                 received=None if received is None else received.of_head(index),
+                pooled=None if pooled is None else pooled.of_head(index),
             )
         )
     return found
@@ -238,20 +252,24 @@ def _all_mass(
     group: HeadGroup,
     blocks: list[RowBlock],
     rows: RowStatistics,
+    bins: Bins | None,
     advance: Callable[[int], None] | None,
-) -> KeyMass:
-    def give(block: RowBlock, work: Workspace) -> KeyMass:
-        return mass_of_block(group, block, rows, work)
+) -> tuple[KeyMass, PooledWeights | None]:
+    def give(block: RowBlock, work: Workspace) -> tuple[KeyMass, PooledWeights | None]:
+        return mass_of_block(group, block, rows, work, bins)
 
     received = no_mass(group)
-    for block, part in zip(blocks, _each(group, give, blocks), strict=True):
+    pooled = None if bins is None else nothing_pooled(group, bins)
+    for block, (part, of_block) in zip(blocks, _each(group, give, blocks), strict=True):
         if block.tiles:
             inside = slice(block.tiles[0].start, block.tiles[-1].stop)
             received.mass[:, inside] += part.mass
             received.queries[:, inside] += part.queries
+        if pooled is not None and of_block is not None:
+            pooled.add(of_block)
         if advance is not None:
             advance(len(group.heads) * _cells(block))
-    return received
+    return received, pooled
 
 
 def _each(
@@ -291,8 +309,12 @@ def no_mass(group: HeadGroup) -> KeyMass:
 
 
 def mass_of_block(
-    group: HeadGroup, block: RowBlock, rows: RowStatistics, work: Workspace
-) -> KeyMass:
+    group: HeadGroup,
+    block: RowBlock,
+    rows: RowStatistics,
+    work: Workspace,
+    bins: Bins | None = None,
+) -> tuple[KeyMass, PooledWeights | None]:
     """What the queries of one block give to each key from its first tile's to its last's.
 
     Args:
@@ -300,15 +322,17 @@ def mass_of_block(
         block: the rows, and their tiles.
         rows: of all blocks.
         work: buffers.
+        bins: for which to pool the weights as well.
 
     Returns:
         The mass, and the queries that see the key; these are 0 where intervals alone decide,
-        since `no_mass` has counted them.
+        since `no_mass` has counted them. With bins the pooled weights of those of the block.
     """
     first = block.tiles[0].start if block.tiles else 0
     width = block.tiles[-1].stop - first if block.tiles else 0
     mass = torch.zeros(len(group.heads), width, dtype=torch.float64, device=group.device)
     seen_by = torch.zeros_like(mass, dtype=torch.int64)
+    pooled = None if bins is None else nothing_pooled(group, bins, slice(block.start, block.stop))
     some = slice(block.start, block.stop)
     share = (1 / (1 + rows.sum_exp_minus_1[:, some])).masked_fill(rows.empty[:, some], 0.0)
     share = share.masked_fill(torch.isnan(share), 1.0)  # where weights themselves are NaN
@@ -334,4 +358,6 @@ def mass_of_block(
         mass[:, inside] = torch.bmm(share.expand(len(weights), -1, -1), weights)[:, 0]
         if hidden is not None and not group.by_interval:
             seen_by[:, inside] = (~hidden).sum(1)
-    return KeyMass(seen_by, mass)
+        if bins is not None and pooled is not None:
+            pool_tile(pooled, bins, block, tile, weights.mul_(share.mT))
+    return KeyMass(seen_by, mass), pooled
