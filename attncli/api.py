@@ -11,7 +11,7 @@ from attncli.analysis.attention_arguments import TensorLike, read_keywords, stor
 from attncli.analysis.check import Checked, check_tensors, require_candidates
 from attncli.analysis.compute import Computed, ask_stages, compute_stages
 from attncli.analysis.entropy import Entropies, measure, thresholds_of
-from attncli.analysis.values import choice_of
+from attncli.analysis.options import choice_of
 from attncli.analysis.variance import Audited, experiment_specs, experiments
 from attncli.attention.check.candidate import Target
 from attncli.attention.options import AttentionOptions, DistributionName, Layout, Precision

@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.analysis.options import AttentionWords
+from attncli.analysis.options import AttentionWords, choice_of, finite, floats, integers, several
 from attncli.analysis.tensor_files import FROM_FILES, HeldTensor
-from attncli.analysis.values import choice_of, finite, floats, integers, several
 from attncli.attention.options import OPTIONS, AttentionOptions, Corner, Kind, MaskTrue
 from attncli.errors import DataError, UsageError, in_python
 from attncli.files.roles import read_one

@@ -9,10 +9,15 @@ from typing import Any
 
 import torch
 
-from attncli.analysis.options import FileOptions, InputOptions
-from attncli.analysis.tensor_files import ROLES, FileGroup, Labels, declared_in, groups_in
-from attncli.analysis.values import several
-from attncli.analysis.weight_files import weights_in
+from attncli.analysis.options import FileOptions, InputOptions, several
+from attncli.analysis.tensor_files import (
+    ROLES,
+    FileGroup,
+    Labels,
+    declared_in,
+    groups_in,
+    weights_in,
+)
 from attncli.attention import qkv
 from attncli.attention.options import Layout, WeightsLayout
 from attncli.attention.sizes import axes_text, layout_doubts
@@ -415,25 +420,3 @@ def _refuse(options: FileOptions, names: tuple[str, ...], what: str, beside: str
     for name in names:
         if getattr(options, name, None) is not None:
             raise UsageError(f"«{name}»", f"expected nothing beside {beside}, got it; it {what}")
-
-
-def labels_of(groups: Sequence[Group]) -> list[str]:
-    """A name for each group: its own, after its file's where there are several files.
-
-    A name that comes again is told apart by how often it came before: "b.npz::a", "b.npz::a (2)".
-    """
-    if len({group.source_name for group in groups}) == 1:
-        names = [group.name for group in groups]
-    else:
-        names = [f"{g.source}::{g.name}" if g.name else str(g.source) for g in groups]
-    times = [names[:place].count(name) + 1 for place, name in enumerate(names)]
-    return [
-        name if time == 1 else f"{name} ({time})" for name, time in zip(names, times, strict=True)
-    ]
-
-
-def described(groups: Sequence[Group]) -> dict[str, Any]:
-    """`inputs` of a document: by role for one group, by group and role for several."""
-    if len(groups) == 1:
-        return groups[0].described
-    return dict(zip(labels_of(groups), (group.described for group in groups), strict=True))

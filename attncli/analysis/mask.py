@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.analysis.attention_arguments import as_array, read_keywords
-from attncli.analysis.tensor_files import FileGroup, groups_in
-from attncli.analysis.weight_files import WeightsGroup, weights_in
+from attncli.analysis.tensor_files import FileGroup, WeightsGroup, groups_in, weights_in
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Leak, leaks

@@ -1,8 +1,10 @@
-"""From a group and the options to a checked problem, and what `params` says of it."""
+"""From groups and the options to checked problems, and what a record says of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,65 +14,103 @@ from attncli.analysis.attention_arguments import (
     arguments_record,
     read_arguments,
 )
-from attncli.analysis.inputs import Group, labels_of
+from attncli.analysis.inputs import Group, load_groups
 from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.attention.options import BEFORE_WEIGHTS, AttentionOptions, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import problem_of_weights
-from attncli.errors import AttncliError
+from attncli.errors import AttncliError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProblem:
+    """The checked problem of a group, and what it was made of.
+
+    Attributes:
+        group: Q, K and V as they came, or weights.
+        arguments: what shapes their attention.
+        problem: both, checked.
+    """
+
+    group: Group
+    arguments: AttentionArguments
+    problem: Problem
+
+    @property
+    def warnings(self) -> list[str]:
+        """Everything worth a warning, with the group's name before it."""
+        name = self.group.name
+        said = self.group.warnings, self.arguments.warnings, self.problem.marked_warnings
+        return [f"{name}: {text}" if name else text for part in said for text in part]
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Every option that decided the numbers, as it was used."""
+        problem = self.problem
+        record = arguments_record(self.arguments, problem.mask.offset) | {
+            "scale": list(problem.scale) if isinstance(problem.scale, tuple) else problem.scale,
+            "heads": problem.sizes.heads,
+            "kv_heads": problem.kv_heads,
+            "compute_dtype": str(problem.dtype).removeprefix("torch."),
+            "device": str(problem.device),
+            "seed": self.group.seed,
+        }
+        if problem.given is not None:
+            nothing = dict.fromkeys(("scale", "temperature", "kv_heads"))
+            record |= nothing | {"row_sums": [problem.given.lowest, problem.given.highest]}
+        return record
+
+
+def load_problem(
+    inputs: FileOptions, words: AttentionWords, precision: Precision, device: str
+) -> GroupProblem:
+    """The problem of the one group that the input options name.
+
+    Raises:
+        UsageError: they name several.
+        AttncliError: as for `load_groups` and `problem_of`.
+    """
+    groups = load_groups(inputs)
+    if len(groups) > 1:
+        several = f"expected one group, got {len(groups)}"
+        raise UsageError("«group»", several, "choose with «group» NAME")
+    return problem_of(groups[0], inputs, words, precision, device)
 
 
 def problem_of(
-    group: Group,
-    inputs: FileOptions,
-    words: AttentionWords,
-    precision: Precision,
-    device: str,
-) -> tuple[AttentionArguments, Problem]:
+    group: Group, inputs: FileOptions, words: AttentionWords, precision: Precision, device: str
+) -> GroupProblem:
     """Check a group against the options.
 
     Raises:
-        AttncliError: as `make_problem` does, naming the file where it names a role.
+        AttncliError: as `make_problem` or `problem_of_weights` does, naming the file.
     """
-    arguments = read_arguments(words, group.declared, group.place)
-    problem = checked_problem(
-        group,
-        arguments.options,
-        layout=Layout.BHSD if group.is_laid_out else inputs.layout,
-        k_layout=None if group.is_laid_out else inputs.k_layout,
-        heads=inputs.heads,
-        kv_heads=inputs.kv_heads,
-        precision=precision,
-        device=device,
-        allow_nonfinite=inputs.allow_nonfinite,
-    )
-    return arguments, problem
-
-
-def problem_of_given(
-    group: Group, words: AttentionWords, precision: Precision, device: str, *, allow_nonfinite: bool
-) -> tuple[AttentionArguments, Problem]:
-    """Check weights that were given without Q and K; what a bundle says of these does not count.
-
-    Raises:
-        AttncliError: as `problem_of_weights` does, naming the file.
-    """
+    if "weights" not in group.tensors:
+        arguments = read_arguments(words, group.declared, group.place)
+        problem = checked_problem(
+            group,
+            arguments.options,
+            layout=Layout.BHSD if group.is_laid_out else inputs.layout,
+            k_layout=None if group.is_laid_out else inputs.k_layout,
+            heads=inputs.heads,
+            kv_heads=inputs.kv_heads,
+            precision=precision,
+            device=device,
+            allow_nonfinite=inputs.allow_nonfinite,
+        )
+        return GroupProblem(group, arguments, problem)
+    # What a bundle says of Q and K does not count.
     declared = {name: value for name, value in group.declared.items() if name not in BEFORE_WEIGHTS}
     arguments = read_arguments(words, declared, group.place)
-    try:
+    with _naming_files({"weights": group.place}):
         problem = problem_of_weights(
             group.tensors["weights"],
             arguments.options,
             precision=precision,
             device=device,
-            allow_nonfinite=allow_nonfinite,
+            allow_nonfinite=inputs.allow_nonfinite,
         )
-    except AttncliError as error:
-        if error.where != "weights":
-            raise
-        where = f"weights ({group.place})"
-        raise type(error)(where, error.problem, error.advice) from None
-    return arguments, problem
+    return GroupProblem(group, arguments, problem)
 
 
 def checked_problem(group: Group, options: AttentionOptions, **arguments: Any) -> Problem:
@@ -80,45 +120,49 @@ def checked_problem(group: Group, options: AttentionOptions, **arguments: Any) -
         AttncliError: as `make_problem` does, naming the file where it names a role.
     """
     came_as = [getattr(torch, entry["dtype"]) for entry in group.described.values()]
-    try:
-        q, k, v = group.tensors["q"], group.tensors["k"], group.tensors.get("v")
+    q, k, v = group.tensors["q"], group.tensors["k"], group.tensors.get("v")
+    with _naming_files({role: entry["source"] for role, entry in group.described.items()}):
         return make_problem(q, k, v, options, came_as=came_as, **arguments)
+
+
+@contextmanager
+def _naming_files(files: dict[str, str]) -> Iterator[None]:
+    """Name the file of the role in errors."""
+    try:
+        yield
     except AttncliError as error:
-        entry = group.described.get(error.where)
-        if entry is None:
+        if error.where not in files:
             raise
-        where = f"{error.where} ({entry['source']})"
+        where = f"{error.where} ({files[error.where]})"
         raise type(error)(where, error.problem, error.advice) from None
 
 
-def params_record(group: Group, arguments: AttentionArguments, problem: Problem) -> dict[str, Any]:
-    """Every option that decided the numbers, as it was used."""
-    record = arguments_record(arguments, problem.mask.offset) | {
-        "scale": list(problem.scale) if isinstance(problem.scale, tuple) else problem.scale,
-        "heads": problem.sizes.heads,
-        "kv_heads": problem.kv_heads,
-        "compute_dtype": str(problem.dtype).removeprefix("torch."),
-        "device": str(problem.device),
-        "seed": group.seed,
-    }
-    if problem.given is not None:
-        nothing = dict.fromkeys(("scale", "temperature", "kv_heads"))
-        record |= nothing | {"row_sums": [problem.given.lowest, problem.given.highest]}
-    return record
+def inputs_record(made: Sequence[GroupProblem]) -> dict[str, Any]:
+    """`inputs` of a document: by role for one group, by group and role for several."""
+    described = [one.group.described for one in made]
+    return described[0] if len(made) == 1 else _by_group(made, described)
 
 
-def warnings_of(group: Group, arguments: AttentionArguments, problem: Problem) -> list[str]:
-    """Everything worth a warning, with the group's name before it."""
-    said = (*group.warnings, *arguments.warnings, *problem.marked_warnings)
-    return [f"{group.name}: {text}" if group.name else text for text in said]
-
-
-def merged(groups: Sequence[Group], params: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def params_record(made: Sequence[GroupProblem]) -> dict[str, Any]:
     """`params` of a document: what all groups share, and under "groups" where they differ."""
+    params = [one.params for one in made]
     first = params[0]
     differing = [key for key in first if any(other[key] != first[key] for other in params)]
     shared = {key: value for key, value in first.items() if key not in differing}
-    if not differing:
-        return shared
     own = [{key: one[key] for key in differing} for one in params]
-    return shared | {"groups": dict(zip(labels_of(groups), own, strict=True))}
+    return shared | {"groups": _by_group(made, own)} if differing else shared
+
+
+def _by_group(made: Sequence[GroupProblem], records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Each record under its group's name, after its file's where there are several files.
+
+    A name that comes again is told apart by how often it came before: "b.npz::a", "b.npz::a (2)".
+    """
+    groups = [one.group for one in made]
+    if len({group.source_name for group in groups}) == 1:
+        names = [group.name for group in groups]
+    else:
+        names = [f"{g.source}::{g.name}" if g.name else str(g.source) for g in groups]
+    times = [names[:place].count(name) + 1 for place, name in enumerate(names)]
+    told = (name if n == 1 else f"{name} ({n})" for name, n in zip(names, times, strict=True))
+    return dict(zip(told, records, strict=True))

@@ -19,8 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from attncli import __version__
-from attncli.analysis.options import AttentionWords
-from attncli.analysis.values import refuse_beyond_64_bits
+from attncli.analysis.options import AttentionWords, refuse_beyond_64_bits
 from attncli.attention.options import OPTIONS, Kind, MaskTrue, Told
 from attncli.cli.commands import COMMANDS
 from attncli.cli.failures import exit_code_of

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from rich.console import RenderableType
 
-from attncli.analysis.attention_arguments import NONE, AttentionArguments
+from attncli.analysis.attention_arguments import NONE
 from attncli.analysis.check import check_pair, check_tensors, listed, require_candidates
-from attncli.analysis.inputs import Group, describe, load_groups, read_tensor
+from attncli.analysis.inputs import describe, read_tensor
 from attncli.analysis.options import AttentionWords, FileOptions, defaults_of
-from attncli.analysis.problems import params_record, problem_of, warnings_of
+from attncli.analysis.problems import GroupProblem, load_problem
 from attncli.attention.check.candidate import Target
 from attncli.attention.check.compare import Comparison
 from attncli.attention.check.hypotheses import Hypothesis
@@ -47,21 +47,13 @@ def run(
     given = {target: getattr(options, f"actual_{target}") for target in Target}
     specs = {target: spec for target, spec in given.items() if spec is not None}
     require_candidates(specs, options.rtol, options.atol, pair=options.pair is not None)
-    groups = load_groups(inputs)
-    if len(groups) > 1:
-        raise UsageError(
-            "--group", f"expected one group, got {len(groups)}", "choose with --group NAME"
-        )
     # The reference is float64 whatever the size, unless float32 is asked for.
     auto = output.precision is Precision.AUTO
     precision = Precision.FLOAT64 if auto else output.precision
-    arguments, problem = problem_of(groups[0], inputs, words, precision, output.device)
+    made = load_problem(inputs, words, precision, output.device)
     printer = make_printer(output)
-    printer.warn(warnings_of(groups[0], arguments, problem))
-    described = dict(groups[0].described)
-    session = _Session(
-        inputs, words, options, output, groups[0], arguments, problem, printer, described
-    )
+    printer.warn(made.warnings)
+    session = _Session(inputs, words, options, output, made, printer, dict(made.group.described))
     actual = {target: session.read(f"actual_{target}", spec) for target, spec in specs.items()}
     if options.pair is None:
         session.check(actual)
@@ -79,9 +71,7 @@ class _Session:
     words: AttentionWords
     options: CheckOptions
     output: OutputOptions
-    group: Group
-    arguments: AttentionArguments
-    problem: Problem
+    made: GroupProblem
     printer: Printer
     described: dict[str, Any]
 
@@ -94,13 +84,13 @@ class _Session:
 
     def check(self, actual: Mapping[Target, torch.Tensor]) -> None:
         """Compare candidates with the reference, and name what is wrong with them."""
-        sizes = self.problem.sizes
+        sizes = self.made.problem.sizes
         rows = sizes.batch * sizes.heads * sizes.q_len
         shown = rows if rows * sizes.k_len >= WORTH_WATCHING else 0
         with progress(self.printer, shown, "comparing") as tell:
             found = check_tensors(
-                self.problem,
-                self.arguments.options,
+                self.made.problem,
+                self.made.arguments.options,
                 actual,
                 self.inputs.layout,
                 rtol=self.options.rtol,
@@ -112,7 +102,7 @@ class _Session:
             found.comparisons,
             {"hypotheses": hypotheses},
             lambda _: check_tables(
-                found, self.problem, self.verifying, self.printer, self.output.digits
+                found, self.made.problem, self.verifying, self.printer, self.output.digits
             ),
         )
         _judge(found.comparisons, [one.told for one in found.hypotheses if one.matches])
@@ -122,8 +112,8 @@ class _Session:
     ) -> None:
         """Compare two candidates with the reference and with each other."""
         pair = check_pair(
-            self.problem,
-            self.arguments.options,
+            self.made.problem,
+            self.made.arguments.options,
             target,
             both,
             self.inputs.layout,
@@ -133,7 +123,7 @@ class _Session:
         self._emit(
             (pair.first, pair.second),
             {"hypotheses": [], "pair": listed(pair)},
-            lambda _: pair_tables(pair, self.problem, names, self.printer, self.output.digits),
+            lambda _: pair_tables(pair, self.made.problem, names, self.printer, self.output.digits),
         )
         _judge([pair.first])
         _judge([pair.second], option="--pair")
@@ -141,12 +131,15 @@ class _Session:
     def verifying(self, found: Hypothesis) -> list[str] | None:
         """The words of the command that verifies a mistake; None where no option makes it."""
         changes = dict(found.changes)
-        if found.name == "qk:exchanged" and self.problem.kv_heads == self.problem.sizes.heads:
+        if (
+            found.name == "qk:exchanged"
+            and self.made.problem.kv_heads == self.made.problem.sizes.heads
+        ):
             changes = _with_q_and_k_exchanged(self.inputs)
         if not changes:
             return None
         given = (self.inputs, self.words, self.options, self.output)
-        return _command_words(given, changes, self.group.declared, self.problem)
+        return _command_words(given, changes, self.made.group.declared, self.made.problem)
 
     def _emit(
         self,
@@ -161,7 +154,7 @@ class _Session:
             columns=columns_of(Comparison),
             records=[listed(one) for one in comparisons],
             inputs=self.described,
-            params=params_record(self.group, self.arguments, self.problem),
+            params=self.made.params,
             show=show,
             wrap=lambda records: {"records": records, **more},
         )

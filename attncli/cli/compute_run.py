@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
 
-from attncli.analysis.attention_arguments import AttentionArguments, arguments_record
+from attncli.analysis.attention_arguments import arguments_record
 from attncli.analysis.compute import StagesAsked, ask_stages
 from attncli.analysis.inputs import Group, load_groups
-from attncli.analysis.options import AttentionWords, InputOptions
-from attncli.analysis.problems import params_record, problem_of, warnings_of
-from attncli.analysis.values import integers, several
+from attncli.analysis.options import AttentionWords, InputOptions, integers, several
+from attncli.analysis.problems import GroupProblem, problem_of
 from attncli.attention.options import Layout
 from attncli.attention.problem import cost_of
 from attncli.attention.stages import Block, Stage, StageResult
@@ -53,8 +52,7 @@ Results = dict[Stage, StageResult]
 class GroupStages:
     """The stages of one group that are asked for."""
 
-    group: Group
-    arguments: AttentionArguments
+    made: GroupProblem
     asked: StagesAsked
 
 
@@ -71,7 +69,7 @@ def run(
     if options.explain:
         _refuse_where_useless(options.step, printer, output)
     for one in asked:
-        printer.warn(warnings_of(one.group, one.arguments, one.asked.problem))
+        printer.warn(one.made.warnings)
     if options.save is not None and inputs.layout is not Layout.BHSD:
         printer.note(f"{options.save} is (B, H, S, d) whatever --layout says of the inputs")
     in_words = options.explain and output.format is Format.TABLE
@@ -98,12 +96,12 @@ def _asked(
     options: ComputeOptions,
     output: OutputOptions,
 ) -> GroupStages:
-    arguments, problem = problem_of(group, inputs, words, output.precision, output.device)
+    made = problem_of(group, inputs, words, output.precision, output.device)
     names = None if options.stage is None else several(options.stage)
     if names == []:
         raise UsageError("--stage", "expected at least one name, got none")
     asked = ask_stages(
-        problem,
+        made.problem,
         names,
         option="--stage",
         batches=integers("--batch-index", options.batch_index),
@@ -112,7 +110,7 @@ def _asked(
         is_projected=group.is_projected,
         output_projection=group.output_projection,
     )
-    return GroupStages(group, arguments, asked)
+    return GroupStages(made, asked)
 
 
 # ── computing and saving ─────────────────────────────────────────────────────────────────────
@@ -145,10 +143,10 @@ def _saver(
         return
 
     def name_of(one: GroupStages, stage: Stage) -> str:
-        return f"{one.group.name}.{stage}" if one.group.name else str(stage)
+        return f"{one.made.group.name}.{stage}" if one.made.group.name else str(stage)
 
     shapes = {
-        name_of(one, stage): (result.shape, one.asked.problem.numpy_dtype)
+        name_of(one, stage): (result.shape, one.made.problem.numpy_dtype)
         for one, found in zip(asked, results, strict=True)
         for stage, result in found.items()
     }
@@ -177,7 +175,7 @@ def _cells(asked: list[GroupStages], form: Format) -> Iterator[str]:
         yield ",".join(columns) + "\n"
     for one in asked:
         for stage in one.asked.stages:
-            yield from write(one.asked.blocks(stage), one.group.name if grouped else None)
+            yield from write(one.asked.blocks(stage), one.made.group.name if grouped else None)
 
 
 def _document(
@@ -188,13 +186,13 @@ def _document(
     printer: Printer,
 ) -> Iterator[str]:
     """The JSON document: one group as it stands, several by name."""
-    inputs = {one.group.name: one.group.described for one in asked}
-    params = {one.group.name: _params(one, options) for one in asked}
+    inputs = {one.made.group.name: one.made.group.described for one in asked}
+    params = {one.made.group.name: _params(one, options) for one in asked}
     data = {
-        one.group.name: _data(one, found, options, output)
+        one.made.group.name: _data(one, found, options, output)
         for one, found in zip(asked, results, strict=True)
     }
-    name = asked[0].group.name
+    name = asked[0].made.group.name
     alone = len(asked) == 1
     return document(
         "compute",
@@ -214,7 +212,7 @@ def _data(
     selection = one.asked.selection
     return explained | {
         "stages": {str(stage): report.stage_record(result) for stage, result in found.items()},
-        "cost": asdict(cost_of(one.asked.problem)),
+        "cost": asdict(cost_of(one.made.problem)),
         "batches": list(selection.batches),
         "heads": list(selection.heads),
         "rows": None if options.rows is None else list(selection.rows),
@@ -222,7 +220,7 @@ def _data(
 
 
 def _params(one: GroupStages, options: ComputeOptions) -> dict[str, Any]:
-    return params_record(one.group, one.arguments, one.asked.problem) | {
+    return one.made.params | {
         "stage": [str(stage) for stage in one.asked.stages],
         "max_values": options.max_values,
     }
@@ -238,11 +236,11 @@ def _tables(
     output: OutputOptions,
     printer: Printer,
 ) -> Iterator[RenderableType]:
-    problem = one.asked.problem
+    problem = one.made.problem
     view = StageView(
         problem,
         one.asked.selection,
-        one.group.labels,
+        one.made.group.labels,
         printer,
         output.digits,
         output.unit,
@@ -275,9 +273,9 @@ def _entropies(weights: StageResult | None, *, with_sink: bool) -> NDArray[np.ob
 
 def _opening(one: GroupStages, printer: Printer) -> Iterator[RenderableType]:
     """What stands above the stages: the group, the sizes, and the options in use."""
-    if one.group.name:
-        yield heading(f"group {shown(one.group.name)}")
-    yield problem_line(one.asked.problem, one.group.source)
+    if one.made.group.name:
+        yield heading(f"group {shown(one.made.group.name)}")
+    yield problem_line(one.made.problem, one.made.group.source)
     used = _options_in_use(one)
     if used:
         yield f"options: {used}"
@@ -285,8 +283,8 @@ def _opening(one: GroupStages, printer: Printer) -> Iterator[RenderableType]:
 
 def _options_in_use(one: GroupStages) -> str:
     """Options that differ from their defaults, and where query 0 stands if that matters."""
-    options = one.arguments.options
-    record = arguments_record(one.arguments, one.asked.problem.mask.offset)
+    options = one.made.arguments.options
+    record = arguments_record(one.made.arguments, one.made.problem.mask.offset)
     parts = []
     for name, value in record.items():
         is_default = value in (None, False) or (name == "temperature" and value == 1)
@@ -344,10 +342,10 @@ def _explain(
 
 def _steps(one: GroupStages, output: OutputOptions) -> list[Step]:
     """Compute the facts and put them into words."""
-    x, projection = one.group.described.get("x"), one.asked.output_projection
+    x, projection = one.made.group.described.get("x"), one.asked.output_projection
     return explain_steps(
         Facts(
-            walk=walk_through(one.asked.problem, one.asked.selection),
+            walk=walk_through(one.made.problem, one.asked.selection),
             model_width=None if x is None else x["shape"][-1],
             projected_width=None if projection is None else projection.weight.shape[1],
             unit=output.unit,

@@ -11,17 +11,9 @@ from rich.console import RenderableType
 
 from attncli.analysis import entropy as analysis
 from attncli.analysis.entropy import ChosenHeads, GroupPlace, Record
-from attncli.analysis.inputs import Group, described, load_groups, load_weights
-from attncli.analysis.options import AttentionWords, InputOptions
-from attncli.analysis.problems import (
-    merged,
-    params_record,
-    problem_of,
-    problem_of_given,
-    warnings_of,
-)
-from attncli.analysis.values import floats, integers, several
-from attncli.attention.problem import Problem
+from attncli.analysis.inputs import load_groups, load_weights
+from attncli.analysis.options import AttentionWords, InputOptions, floats, integers, several
+from attncli.analysis.problems import GroupProblem, inputs_record, params_record, problem_of
 from attncli.attention.stages import select
 from attncli.attention.streaming.heads import HeadStatistics, Thresholds, draw_rows
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
@@ -53,36 +45,20 @@ def run(
     printer = make_printer(output)
     if options.weights is None:
         groups = load_groups(inputs)
-        prepared = [
-            (group, *problem_of(group, inputs, words, output.precision, output.device))
-            for group in groups
-        ]
     else:
         groups = load_weights(inputs, options.weights)
-        prepared = [
-            (
-                group,
-                *problem_of_given(
-                    group,
-                    words,
-                    output.precision,
-                    output.device,
-                    allow_nonfinite=inputs.allow_nonfinite,
-                ),
-            )
-            for group in groups
-        ]
-        _tell_sums([problem for _, _, problem in prepared], printer)
-    for group, arguments, problem in prepared:
-        printer.warn(warnings_of(group, arguments, problem))
-    chosen = [heads for group, _, problem in prepared for heads in _chosen(group, problem, options)]
+    made = [problem_of(one, inputs, words, output.precision, output.device) for one in groups]
+    _tell_sums(made, printer)
+    for one in made:
+        printer.warn(one.warnings)
+    chosen = [heads for one in made for heads in _chosen(one, options)]
     if options.histogram:
         _require_one_head(chosen)
     # Where records run down the same terminal, a bar would be drawn across them.
     silent = output.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
     measured = _measured(chosen, options, thresholds, printer, silent)
     style = report.Style(printer, output.digits, output.unit, analysis.limits_of(thresholds))
-    tokens = _tokens([(group, problem) for group, _, problem in prepared])
+    tokens = _tokens(made)
     heads: list[Record] = []
     columns, records, draw = _view(options, measured, heads, style, tokens)
     write_result(
@@ -91,17 +67,16 @@ def run(
         command="entropy",
         columns=columns,
         records=records,
-        inputs=described(groups),
-        params=merged(groups, [params_record(*each) for each in prepared])
-        | _params(options, thresholds),
+        inputs=inputs_record(made),
+        params=params_record(made) | _params(options, thresholds),
         show=draw,
     )
     _judge(heads, failures)
 
 
-def _tell_sums(problems: Sequence[Problem], printer: Printer) -> None:
-    """How far from 1 the rows of the weights sum to."""
-    given = [problem.given for problem in problems if problem.given is not None]
+def _tell_sums(made: Sequence[GroupProblem], printer: Printer) -> None:
+    """How far from 1 the rows of weights that were given sum to."""
+    given = [one.problem.given for one in made if one.problem.given is not None]
     sums = [end for one in given for end in (one.lowest, one.highest) if end is not None]
     if sums:
         off = max(abs(end - 1) for end in sums)
@@ -171,13 +146,13 @@ def _thresholds(given: list[str] | None) -> Thresholds:
     return analysis.thresholds_of(limits, "--label-limit")
 
 
-def _chosen(group: Group, problem: Problem, options: EntropyOptions) -> Iterator[ChosenHeads]:
+def _chosen(made: GroupProblem, options: EntropyOptions) -> Iterator[ChosenHeads]:
     """The chosen heads under every scale and temperature asked for, the problem's own first."""
     batches = integers("--batch-index", options.batch_index)
     heads = integers("--head-index", options.head_index)
     temperatures = floats("--temperatures", options.temperatures)
-    place = GroupPlace(source=group.source_name, group=group.name)
-    for variant in analysis.variants(problem, temperatures, options.compare_scale):
+    place = GroupPlace(source=made.group.source_name, group=made.group.name)
+    for variant in analysis.variants(made.problem, temperatures, options.compare_scale):
         yield ChosenHeads(place, variant, select(variant, batches, heads))
 
 
@@ -263,18 +238,18 @@ def _view(
     return analysis.HEAD, of_heads, draw
 
 
-def _tokens(prepared: Sequence[tuple[Group, Problem]]) -> report.Tokens:
+def _tokens(made: Sequence[GroupProblem]) -> report.Tokens:
     """For each group that has a token for each key: the position of query 0, and the tokens.
 
     Where batches have positions of their own, queries are left without tokens.
     """
     found = {}
-    for group, problem in prepared:
-        labels, mask = group.labels, problem.mask
+    for one in made:
+        labels, mask = one.group.labels, one.problem.mask
         if labels is not None and {len(row) for row in labels} == {mask.sizes.k_len}:
-            one = mask.offset is not None and len(mask.offset) == 1
-            offset = int(mask.offset[0]) if one else None  # type: ignore[index]
-            found[group.source_name, group.name] = (offset, labels)
+            shared = mask.offset is not None and len(mask.offset) == 1
+            offset = int(mask.offset[0]) if shared else None  # type: ignore[index]
+            found[one.group.source_name, one.group.name] = (offset, labels)
     return found
 
 

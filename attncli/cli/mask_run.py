@@ -25,8 +25,7 @@ from attncli.analysis.mask import (
     sizes_of,
     suspicions,
 )
-from attncli.analysis.options import AttentionWords
-from attncli.analysis.values import several
+from attncli.analysis.options import AttentionWords, several
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Cell, Leak, compare, differing_cells

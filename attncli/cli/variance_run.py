@@ -6,10 +6,22 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from attncli.analysis.inputs import Group, describe, described, load_groups, read_tensor
-from attncli.analysis.options import AttentionWords, FileOptions, defaults_of
-from attncli.analysis.problems import merged, params_record, problem_of, warnings_of
-from attncli.analysis.values import floats, int_ranges, several
+from attncli.analysis.inputs import describe, load_groups, read_tensor
+from attncli.analysis.options import (
+    AttentionWords,
+    FileOptions,
+    defaults_of,
+    floats,
+    int_ranges,
+    several,
+)
+from attncli.analysis.problems import (
+    GroupProblem,
+    inputs_record,
+    load_problem,
+    params_record,
+    problem_of,
+)
 from attncli.analysis.variance import (
     AUDIT,
     EXPERIMENT,
@@ -19,7 +31,6 @@ from attncli.analysis.variance import (
     fit_to,
 )
 from attncli.attention.options import DistributionName, Precision
-from attncli.attention.problem import Problem
 from attncli.attention.variance.experiment import ExperimentSpec, ScaleRule, parse_scale_rule
 from attncli.attention.variance.moments import audit, diagnosis
 from attncli.cli.commands import AuditOptions, ExperimentOptions, OutputOptions
@@ -143,27 +154,24 @@ def _run_audit(
         for name in ("softcap", "alibi", "alibi_slopes", "sinks")
         if getattr(words, name)
     )
-    prepared = [
-        (group, *problem_of(group, inputs, words, output.precision, output.device))
-        for group in groups
-    ]
-    for found in prepared:
-        printer.warn(warnings_of(*found))
+    made = [problem_of(one, inputs, words, output.precision, output.device) for one in groups]
+    for one in made:
+        printer.warn(one.warnings)
     write_result(
         output.format,
         printer,
         command="variance",
         columns=AUDIT,
-        records=(record for group, _, problem in prepared for record in _audited(group, problem)),
-        inputs=described(groups),
-        params=merged(groups, [params_record(*found) for found in prepared]),
+        records=(record for one in made for record in _audited(one)),
+        inputs=inputs_record(made),
+        params=params_record(made),
         show=lambda found: audit_tables(found, printer, output.digits),
     )
 
 
-def _audited(group: Group, problem: Problem) -> Iterator[Record]:
-    place = {"source": group.source_name, "group": group.name}
-    for moments in audit(problem):
+def _audited(made: GroupProblem) -> Iterator[Record]:
+    place = {"source": made.group.source_name, "group": made.group.name}
+    for moments in audit(made.problem):
         yield place | record_of(moments) | {"diagnosis": diagnosis(moments)}
 
 
@@ -176,15 +184,11 @@ def _run_fit(
         UsageError: several groups to fit one tensor to.
         DataError: a tensor that is neither weights nor output of these Q, K and V.
     """
-    groups = load_groups(inputs)
-    if len(groups) > 1:
-        several_groups = f"expected one group, got {len(groups)}"
-        raise UsageError("«fit_scale»", several_groups, "choose with «group»")
-    arguments, problem = problem_of(groups[0], inputs, words, output.precision, output.device)
+    made = load_problem(inputs, words, output.precision, output.device)
     tensor, said = read_tensor(file, "«fit_scale»", inputs.dtype)
-    printer.warn((*warnings_of(groups[0], arguments, problem), *said))
-    fit = fit_to(problem, tensor, file)
-    used = {"source": str(fit.source), "scale_used": problem.scale}
+    printer.warn((*made.warnings, *said))
+    fit = fit_to(made.problem, tensor, file)
+    used = {"source": str(fit.source), "scale_used": made.problem.scale}
     sample = {"rows": fit.rows, "rows_total": fit.rows_total, "target_rms": fit.target_rms}
     write_result(
         output.format,
@@ -192,7 +196,7 @@ def _run_fit(
         command="variance-fit",
         columns=FIT_SCALE,
         records=(used | record_of(candidate) for candidate in fit.candidates),
-        inputs=described(groups) | {str(fit.source): describe(file, tensor)},
-        params=params_record(groups[0], arguments, problem) | sample,
+        inputs=made.group.described | {str(fit.source): describe(file, tensor)},
+        params=made.params | sample,
         show=lambda found: fit_tables(fit, found, printer),
     )
