@@ -10,8 +10,9 @@ import torch
 
 import attncli
 from attncli.attention.options import AttentionOptions
+from attncli.attention.pooling import Pool, edges_of
 from attncli.attention.problem import make_problem
-from attncli.attention.streaming.pooling import Bins, edges_of
+from attncli.attention.streaming.pooling import Bins
 from attncli.attention.streaming.stream import Wanted, stream_rows
 
 
@@ -61,3 +62,37 @@ def test_a_row_that_is_no_number_leaves_the_others_alone() -> None:
     lost = rows.pooled.sums.isnan()
     assert lost[5].all()
     assert int(lost.sum()) == lost.shape[1]
+
+
+def test_a_pool_holds_the_means_and_peaks_of_rectangles_of_what_counts() -> None:
+    rng = np.random.default_rng(0)
+    values, counted = rng.standard_normal((30, 50)), rng.random((30, 50)) < 0.7
+    values[3, 4], values[5, 6] = np.nan, np.inf
+    counted[20:, 40:] = False
+    pool = Pool.of(30, 50, 10)
+    for rows in np.array_split(rng.permutation(30), 7):  # blocks in any order
+        pool.add(rows, values[rows], counted[rows])
+    assert pool.pooled
+    assert pool.shape == (30, 50)
+    assert pool.sums.shape == (10, 10)
+    for row, column in np.ndindex(10, 10):
+        inside = tuple(
+            slice(*edges[place : place + 2])
+            for edges, place in ((pool.row_edges, row), (pool.column_edges, column))
+        )
+        cells = values[inside][counted[inside] & np.isfinite(values[inside])]
+        if len(cells):
+            np.testing.assert_allclose(pool.means[row, column], cells.mean(), rtol=1e-12)
+            assert pool.peaks[row, column] == cells.max()
+        else:
+            assert np.isnan(pool.means[row, column])
+    twice = Pool.joined([pool, pool])
+    np.testing.assert_array_equal(twice.means, pool.means)
+
+
+def test_a_pool_of_few_cells_is_the_matrix_itself() -> None:
+    values = np.arange(12.0).reshape(3, 4)
+    pool = Pool.of(3, 4, 8)
+    pool.add([0, 1, 2], values)
+    assert not pool.pooled
+    np.testing.assert_array_equal(pool.means, values)

@@ -7,11 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from attncli.attention.pooling import Edges
 from attncli.attention.streaming.head_group import HeadGroup, RowBlock, Tile
-
-Edges = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,20 +47,6 @@ class PooledWeights:
         self.sums[:, rows] += part.sums
         largest = self.largest[:, rows]
         torch.maximum(largest, part.largest, out=largest)
-
-
-def edges_of(length: int, bins: int, alone: int = 4) -> Edges:
-    """Edges of so many bins: the first positions have one each, since they are the sinks.
-
-    Args:
-        length: how many positions there are.
-        bins: at most, more than `alone`.
-        alone: how many of the first positions are not taken together with others.
-    """
-    if length <= bins:
-        return np.arange(length + 1)
-    rest = np.rint(np.linspace(alone, length, bins - alone + 1)).astype(np.int64)
-    return np.concatenate([np.arange(alone), rest])
 
 
 def nothing_pooled(group: HeadGroup, bins: Bins, rows: slice = slice(None)) -> PooledWeights:

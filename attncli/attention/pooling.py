@@ -1,0 +1,95 @@
+"""Matrices of any size as matrices that a picture can show: means over rectangles of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Edges = NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """Means over the rectangles of a grid, gathered block by block.
+
+    Attributes:
+        row_edges, column_edges: int64, where each rectangle begins, and where the last ends.
+        sums, counts, peaks: float64 (rectangles down, across), of the finite cells that count:
+            their sum, how many they are, and the largest of them, −inf where there are none.
+    """
+
+    row_edges: Edges
+    column_edges: Edges
+    sums: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    peaks: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: int, columns: int, most: int) -> Pool:
+        """An empty one, of at most so many rectangles each way."""
+        edges = edges_of(rows, most), edges_of(columns, most)
+        shape = len(edges[0]) - 1, len(edges[1]) - 1
+        return cls(*edges, np.zeros(shape), np.zeros(shape), np.full(shape, -np.inf))
+
+    def add(self, rows: Any, values: Any, counted: Any = True) -> None:
+        """Take in some rows.
+
+        Args:
+            rows: int (R,), which ones.
+            values: (R, columns), numbers.
+            counted: bool, likewise; False for cells that are left out, as those that are not
+                finite are.
+        """
+        values = np.asarray(values, np.float64)
+        if not values.size:
+            return
+        kept = np.isfinite(values) & np.asarray(counted)
+        places = np.searchsorted(self.row_edges, rows, "right") - 1
+        for total, ufunc, cells in (
+            (self.sums, np.add, np.where(kept, values, 0.0)),
+            (self.counts, np.add, kept.astype(np.float64)),
+            (self.peaks, np.maximum, np.where(kept, values, -np.inf)),
+        ):
+            ufunc.at(total, places, ufunc.reduceat(cells, self.column_edges[:-1], axis=1))
+
+    @classmethod
+    def joined(cls, pools: Sequence[Pool]) -> Pool:
+        """Those of several on the same grid as one."""
+        sums, counts = (
+            sum(parts) for parts in zip(*((p.sums, p.counts) for p in pools), strict=True)
+        )
+        return replace(pools[0], sums=sums, counts=counts)
+
+    @property
+    def means(self) -> NDArray[np.float64]:
+        """(rectangles down, across); NaN where no cell counts."""
+        known = np.maximum(self.counts, 1)
+        return np.where(self.counts > 0, self.sums / known, np.nan)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the whole."""
+        return int(self.row_edges[-1]), int(self.column_edges[-1])
+
+    @property
+    def pooled(self) -> bool:
+        """Whether any rectangle is more than a cell."""
+        return self.shape != self.sums.shape
+
+
+def edges_of(length: int, bins: int, alone: int = 4) -> Edges:
+    """Edges of so many bins: the first positions have one each, since they are the sinks.
+
+    Args:
+        length: how many positions there are.
+        bins: at most, more than `alone`.
+        alone: how many of the first positions are not taken together with others.
+    """
+    if length <= bins:
+        return np.arange(length + 1)
+    rest = np.rint(np.linspace(alone, length, bins - alone + 1)).astype(np.int64)
+    return np.concatenate([np.arange(alone), rest])
