@@ -2,12 +2,10 @@
 
 candidate   what is compared, the shapes it may come in, and how its memory may have been misread
 variant     attention with one thing done otherwise, evaluated part by part
-tolerance   how far an honest kernel of a dtype may be off, cell by cell and head by head
-walk        a variant beside the candidates, part by part, and the sums of their errors
-locations   where the errors sit, and why a candidate holds NaN or inf
-compare     candidates against the reference, and against each other
-evidence    a sample of rows, and how well a variant explains the candidates there
+walk        a variant beside the candidates, how far off they are and how far they may be
+compare     candidates against the reference and each other, and where their errors sit
 mistakes    the table of classic mistakes
-fitted      mistakes read off the candidates: a scale, value heads, dropout
+evidence    a sample of rows, how well a variant explains it, and what can be fitted to it
+added       rules that the reference lacks, their sizes read off the candidates
 hypotheses  which mistake explains a candidate
 """

@@ -202,10 +202,6 @@ def _best(misfit: torch.Tensor) -> int:
     return int(misfit.sum(0).argmin())
 
 
-def _with(variant: Variant, detail: str = "", **changes: Any) -> Alternative:
-    return Alternative(variant.with_options(**changes), changes, detail)
-
-
 def _window(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     """A window to the left, to the right, or to both sides."""
     options = variant.options
@@ -228,7 +224,7 @@ def _window(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     for changes in tried:
         if changes.get("left_window", farthest) >= farthest and not changes.get("right_window"):
             continue  # hides nothing, or is causality
-        yield _with(variant, **changes)
+        yield Alternative.by_options(variant, **changes)
 
 
 def _sink_window(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
@@ -251,7 +247,7 @@ def _sink_window(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
         if best is None or float(errors[at]) < best[0]:
             best = float(errors[at]), count, int(widths[0, at])
     if best is not None:
-        yield _with(variant, left_window=best[2], sink_window=best[1])
+        yield Alternative.by_options(variant, left_window=best[2], sink_window=best[1])
 
 
 def _chunk(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
@@ -334,7 +330,7 @@ def _prefix(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     stop = torch.maximum(p + 1, counts)
     prefix = _best(sums.misfit((torch.zeros_like(stop), stop)))
     if 0 < prefix < sums.k_len:
-        yield _with(variant, prefix=prefix)
+        yield Alternative.by_options(variant, prefix=prefix)
 
 
 def _padding(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
@@ -367,4 +363,4 @@ def _dilation(variant: Variant) -> Iterator[Alternative]:
     windowed = options.left_window is not None or options.right_window is not None
     if windowed and options.dilation is None:
         for step in _DILATIONS:
-            yield _with(variant, dilation=step)
+            yield Alternative.by_options(variant, dilation=step)

@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 import torch
 
 from attncli.attention.check.candidate import Candidate, Target
-from attncli.attention.check.locations import ErrorLocations, RowErrors, why_broken
-from attncli.attention.check.tolerance import Tolerance, unit_roundoff
-from attncli.attention.check.variant import Variant, right_variant
-from attncli.attention.check.walk import DetailedSums, Errors, cells_of, difference, errors_of
+from attncli.attention.check.variant import Expected, Part, Variant, right_variant
+from attncli.attention.check.walk import (
+    DetailedSums,
+    Errors,
+    Tolerance,
+    cells_of,
+    difference,
+    errors_of,
+    unit_roundoff,
+)
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem
 from attncli.columns import column
@@ -21,12 +27,11 @@ _FINITE_RIGHT = "every finite cell is right"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One candidate against what is right.
+    """One candidate against what is right: the record, described below, and what it is made of.
 
     Attributes:
-        target to notes: the record, described below.
-        findings: what the explanation is made of beside the number of cells: what the shape, NaN
-            and heads say, and where the mismatches sit.
+        findings: the explanation beside the number of cells: what the shape, NaN and heads say, and
+            where the mismatches sit.
         reading: the mistake that its shape shows already; None for the expected shape.
         locations: where the mismatches sit.
         off: int64 (B, H, S_q), mismatches of each row.
@@ -68,13 +73,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two candidates for the same tensor.
-
-    Attributes:
-        first, second: each against what is right.
-        closer to first_part: the record, described below.
-        locations: where they part.
-    """
+    """Two candidates for one tensor, each against what is right, then against each other."""
 
     first: Comparison
     second: Comparison
@@ -101,6 +100,10 @@ class _Gathered:
     def of(cls, candidate: Candidate, problem: Problem) -> _Gathered:
         return cls(candidate, DetailedSums.of(candidate), RowErrors.of(candidate, problem))
 
+    def add(self, errors: Errors, expected: Expected, part: Part) -> None:
+        self.sums.add(errors, part)
+        self.rows.add(errors, expected, part)
+
 
 def compare(
     problem: Problem,
@@ -113,13 +116,12 @@ def compare(
     """Compare candidates with the reference; no array over all queries and keys is built.
 
     Args:
-        problem: what they were computed from.
+        problem: what they were computed from; padded queries are left out.
         options: what the problem was made with.
-        candidates: from `read_candidate`; padded queries are left out.
-        rtol: relative tolerance; None for that of the candidate's dtype.
-        atol: absolute tolerance, likewise.
+        candidates: from `read_candidate`.
+        rtol, atol: tolerances; None for those of the candidate's dtype.
     """
-    tolerance = Tolerance.of(problem, rtol, atol)
+    tolerance = Tolerance(problem.dtype, rtol, atol)
     return compare_with(right_variant(problem, options), candidates, tolerance)
 
 
@@ -145,25 +147,19 @@ def compare_pair(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Pair:
-    """Compare two candidates for one target with each other and with the reference.
-
-    Args:
-        problem: what they were computed from.
-        options: what the problem was made with.
-        first, second: from `read_candidate`, of the same target.
-        rtol, atol: tolerances of each against the reference; None for those of its dtype.
-    """
-    variant, tolerance = right_variant(problem, options), Tolerance.of(problem, rtol, atol)
+    """Compare two candidates for one target with each other and, as `compare`, the reference."""
+    variant, tolerance = right_variant(problem, options), Tolerance(problem.dtype, rtol, atol)
     between = _Gathered.of(first, problem)
     gathered = _walk(variant, [first, second], tolerance, between=between)
     one, two = (_finish(each, variant, tolerance) for each in gathered)
     sums, parted = between.sums, between.rows.wrong.nonzero()
     order = parted[parted[:, 2].argsort(stable=True)] if len(parted) else parted
     worst = sums.worst
+    keys = [(each.n_nan + each.n_posinf + each.n_neginf, each.rms_error) for each in (one, two)]
     return Pair(
         first=one,
         second=two,
-        closer=_closer(one, two),
+        closer=None if keys[0] == keys[1] else 1 if keys[0] < keys[1] else 2,
         max_abs_error=sums.max_abs,
         rms_error=sums.rms,
         cosine=sums.cosine,
@@ -188,24 +184,15 @@ def _walk(
         found: list[Errors] = []
         for one, actual in zip(gathered, cells, strict=True):
             found.append(errors_of(one.candidate, actual, expected, tolerance))
-            one.sums.add(found[-1], part)
-            one.rows.add(found[-1], expected, part)
+            one.add(found[-1], expected, part)
         if between is not None:
             # Each may be off by its own tolerance, to opposite sides.
             allowed = found[0].allowed + found[1].allowed
             parted = difference(found[0].actual, found[1].actual, allowed)
-            between.sums.add(parted, part)
-            between.rows.add(parted, expected, part)
+            between.add(parted, expected, part)
         if tell is not None:
             tell(expected.empty.numel())
     return gathered
-
-
-def _closer(first: Comparison, second: Comparison) -> int | None:
-    keys = [(one.n_nan + one.n_posinf + one.n_neginf, one.rms_error) for one in (first, second)]
-    if keys[0] == keys[1]:
-        return None
-    return 1 if keys[0] < keys[1] else 2
 
 
 def _finish(gathered: _Gathered, variant: Variant, tolerance: Tolerance) -> Comparison:
@@ -220,6 +207,10 @@ def _finish(gathered: _Gathered, variant: Variant, tolerance: Tolerance) -> Comp
     head, relative, explained = sums.worst_head or (None, None, None)
     locations = gathered.rows.locations
     findings = () if passed else _findings(gathered, variant, heads_off, locations)
+    wrong, part = sums.mismatches, sums.mismatches / max(1, sums.cells)
+    share = f" ({part:.2%})" if part >= 1e-4 else " (less than 0.01%)" if wrong else ""
+    rows = f"{sums.forgiven} row{'s' * (sums.forgiven > 1)}"
+    note = f"+∞ in {rows} without a key is forgiven, as FlashAttention 2 has it; expected −∞"
     return Comparison(
         target=candidate.target,
         passed=passed,
@@ -233,9 +224,11 @@ def _finish(gathered: _Gathered, variant: Variant, tolerance: Tolerance) -> Comp
         expected=expected,
         rtol=rtol,
         atol=atol if tolerance.atol is None else tolerance.atol,
-        explanation=None if passed else "; ".join([_share(sums), *findings]),
+        explanation=None
+        if passed
+        else "; ".join([f"{wrong} of {sums.cells} cells are off{share}", *findings]),
         findings=findings,
-        notes=_notes(sums),
+        notes=(note,) if sums.forgiven else (),
         cells=sums.cells,
         n_nan=sums.n_nan,
         n_posinf=sums.n_posinf,
@@ -249,19 +242,6 @@ def _finish(gathered: _Gathered, variant: Variant, tolerance: Tolerance) -> Comp
         locations=locations,
         off=gathered.rows.wrong,
     )
-
-
-def _share(sums: DetailedSums) -> str:
-    wrong, cells = sums.mismatches, sums.cells
-    share = f"{wrong / cells:.2%}" if cells and wrong / cells >= 1e-4 else "less than 0.01%"
-    return f"{wrong} of {cells} cells are off" + (f" ({share})" if wrong else "")
-
-
-def _notes(sums: DetailedSums) -> tuple[str, ...]:
-    if not sums.forgiven:
-        return ()
-    rows = f"{sums.forgiven} row{'s' * (sums.forgiven > 1)}"
-    return (f"+∞ in {rows} without a key is forgiven, as FlashAttention 2 has it; expected −∞",)
 
 
 def _findings(
@@ -283,3 +263,196 @@ def _findings(
             f"times what rounding explains"
         )
     return (*said, *locations.findings)
+
+
+_NAMED = 6
+# A share of rows beyond which naming them says nothing: causal row 0 is right whatever happens.
+_MOST = 0.75
+# Broken rows looked into: what broke one, as a rule broke all.
+_ROWS = 64
+HALF_LIMIT = 65504.0
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorLocations:
+    """Where the mismatches sit; empty where there are none.
+
+    Attributes:
+        batches, heads, rows: the indices that have mismatches, ascending.
+        columns: likewise of the last axis; empty for a log-sum-exp.
+        findings: what is peculiar about them, each a clause such as "only head 3 of 8".
+    """
+
+    batches: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class RowErrors:
+    """Mismatches counted per row and per column, while parts go by.
+
+    Attributes:
+        wrong: int64 (B, H, S_q), mismatches of each row.
+        columns: int64 (w,), mismatches of each column.
+        broken, mended: bool (B, H, S_q), rows whose candidate is NaN or inf where the reference is
+            not, or finite where the reference is not.
+        real: bool (B, S_q), queries that are not padding.
+        empty, cut: bool (B, H, S_q), rows that see no key, or some keys but not the first.
+        seen: bool (B, S_k), keys that some query sees.
+    """
+
+    wrong: torch.Tensor
+    columns: torch.Tensor
+    broken: torch.Tensor
+    mended: torch.Tensor
+    real: torch.Tensor
+    empty: torch.Tensor
+    cut: torch.Tensor
+    seen: torch.Tensor
+
+    @classmethod
+    def of(cls, candidate: Candidate, problem: Problem) -> RowErrors:
+        """None yet, of a candidate for a problem."""
+        batch, heads, length, width = candidate.values.shape
+        broken, mended, empty, cut = torch.zeros(4, batch, heads, length, dtype=torch.bool)
+        return cls(
+            wrong=broken.to(torch.int64),
+            columns=torch.zeros(width, dtype=torch.int64),
+            broken=broken,
+            mended=mended,
+            real=torch.zeros(batch, length, dtype=torch.bool),
+            empty=empty,
+            cut=cut,
+            seen=torch.zeros(batch, problem.sizes.k_len, dtype=torch.bool),
+        )
+
+    def add(self, errors: Errors, expected: Expected, part: Part) -> None:
+        """Take in a block whose rows and heads are those of the part."""
+        place = (part.batch, part.head, part.rows.cpu())
+        self.real[part.batch, place[2]] = True
+        self.empty[place] = expected.empty[..., 0].cpu()
+        if expected.visible.shape[-1]:
+            self.cut[place] = ~(expected.visible[..., :1] | expected.empty)[..., 0].cpu()
+            self.seen[part.batch] |= expected.seen.any(1).cpu()
+        if not bool(errors.wrong.any()):
+            return
+        self.wrong[place] = errors.wrong.sum(-1).cpu()
+        self.columns += errors.wrong.sum((0, 1, 2)).cpu()
+        finite_there, finite_here = torch.isfinite(errors.actual), torch.isfinite(errors.expected)
+        self.broken[place] = (errors.wrong & ~finite_there & finite_here).any(-1).cpu()
+        self.mended[place] = (errors.wrong & finite_there & ~finite_here).any(-1).cpu()
+
+    @property
+    def locations(self) -> ErrorLocations:
+        """Where the mismatches sit."""
+        off = self.wrong > 0  # (B, H, S_q)
+        if not bool(off.any()):
+            return ErrorLocations()
+        batches, heads, rows = off.any(2).any(1), off.any(2).any(0), off.any(1).any(0)
+        columns = self.columns > 0 if len(self.columns) > 1 else self.columns[:0]
+        found = (
+            _only("batch", "batches", batches),
+            _only("head", "heads", heads),
+            *self._of_rows(off),
+            _only("column", "columns", columns),
+        )
+        return ErrorLocations(
+            batches=_where(batches),
+            heads=_where(heads),
+            rows=_where(rows),
+            columns=_where(columns),
+            findings=tuple(text for text in found if text),
+        )
+
+    def _of_rows(self, off: torch.Tensor) -> list[str]:
+        """What the rows that are off have in common and the others have not."""
+        found = []
+        by_row = off.any(1)  # (B, S_q)
+        if bool((off <= self.empty).all()):
+            found.append("only rows that see no key")
+        length = int(self.real.sum(1).max())
+        where = _where(by_row.any(0))
+        if len(where) < length:
+            found.append(_run_of_rows(where, length))
+        padded = ~self.seen.all(1)  # (B,)
+        if bool(padded.any()) and not bool(padded.all()) and bool((by_row.any(1) == padded).all()):
+            found.append("only the batches with padded keys")
+        whole = self.real[:, None] & ~self.cut
+        if bool(self.cut.any()) and bool(whole.any()) and bool((off <= self.cut).all()):
+            found.append("only rows that do not see the first key")
+        return found
+
+
+def _run_of_rows(where: tuple[int, ...], length: int) -> str:
+    """Rows by their place: first, last, a run, or some."""
+    first, last = where[0], where[-1]
+    named = f"row {first}" if first == last else f"rows {first} to {last}"
+    if len(where) > _MOST * length:
+        return ""
+    if last - first + 1 > len(where):
+        return f"only {len(where)} of {length} rows, between {first} and {last}"
+    if first == 0:
+        return f"only the first rows ({named} of {length})"
+    if last == length - 1:
+        return f"only the last rows ({named} of {length})"
+    return f"only {named} of {length}"
+
+
+def _only(one: str, many: str, off: torch.Tensor) -> str:
+    """ "only head 3 of 8" and the like; empty where all are off."""
+    where = _where(off)
+    if len(where) == len(off):
+        return ""
+    named = ", ".join(map(str, where[:_NAMED])) + (", …" if len(where) > _NAMED else "")
+    return f"only {one if len(where) == 1 else many} {named} of {len(off)}"
+
+
+def _where(flags: torch.Tensor) -> tuple[int, ...]:
+    return tuple(flags.nonzero().flatten().tolist())
+
+
+def why_broken(candidate: Candidate, rows: RowErrors, variant: Variant) -> list[str]:
+    """Clauses that locate the broken rows and say what broke them; empty where none is."""
+    said = []
+    if bool(rows.mended.any()):
+        mended = f"finite in {int(rows.mended.sum())} rows where NaN or inf of the inputs"
+        said.append(f"{mended} makes the reference NaN or inf")
+    broken = rows.broken
+    count = int(broken.sum())
+    if not count:
+        return said
+    first = tuple(broken.nonzero()[0].tolist())
+    said.append(
+        f"NaN or inf in {count} row{'s' * (count > 1)}, the first (batch, head, row) {first}"
+    )
+    in_empty = int((broken & rows.empty).sum())
+    if in_empty:
+        which = "all" if in_empty == count else f"{in_empty}"
+        said.append(f"{which} of them see no key: a softmax over −inf alone is NaN, expected 0")
+    rest = (broken & ~rows.empty).nonzero()[:_ROWS]
+    return said if not len(rest) else [*said, *_what_broke(rest, candidate, variant)]
+
+
+def _what_broke(rows: torch.Tensor, candidate: Candidate, variant: Variant) -> list[str]:
+    """What inputs and scores of broken rows (n, 3) say."""
+    problem = variant.problem
+    largest, inputs_broken = 0.0, 0
+    for batch, head, row in rows.tolist():
+        shared = problem.kv_head(head)
+        q, k = problem.q[batch, head, row].double(), problem.k[batch, shared].double()
+        values = [] if problem.v is None else [problem.v[batch, shared].double()]
+        inputs_broken += not all(bool(torch.isfinite(tensor).all()) for tensor in (q, k, *values))
+        largest = max(largest, float((k @ q).nan_to_num(0.0, 0.0, 0.0).abs().max()))
+    said = []
+    if largest > HALF_LIMIT:
+        half = torch.float16 in (candidate.dtype, problem.q.dtype)
+        where = "" if half else ", if it was used"
+        said.append(
+            f"|q·k| reaches {largest:.4g} there before the scale, beyond float16's 65504{where}"
+        )
+    if inputs_broken:
+        said.append("q, k or v hold NaN or inf for these rows, at keys that the mask may hide")
+    return said

@@ -1,20 +1,22 @@
-"""A sample of rows on which mistakes show, and how well a variant explains a candidate there."""
+"""A sample of rows on which mistakes show, how well a variant explains a candidate there, and what
+of a variant can be read off the candidates: a scale, a soft cap, sinks, value heads, dropout.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from attncli.attention.check.candidate import Candidate, Target
-from attncli.attention.check.tolerance import Tolerance
+from attncli.attention.check.mistakes import Alternative
 from attncli.attention.check.variant import (
     Expected,
     Part,
-    Storage,
     Variant,
     evaluate,
     parts_of,
@@ -22,6 +24,7 @@ from attncli.attention.check.variant import (
 )
 from attncli.attention.check.walk import (
     ErrorSums,
+    Tolerance,
     all_parts,
     cells_of,
     difference,
@@ -29,6 +32,7 @@ from attncli.attention.check.walk import (
     stored,
 )
 from attncli.attention.problem import Problem
+from attncli.attention.steps import weighted_sum
 
 # Cells of the sample that every mistake is tried on, and of the one that most fail on already.
 SAMPLE_CELLS = 1 << 20
@@ -38,27 +42,15 @@ _SEED = 20_250_101
 Rows = tuple[torch.Tensor, range]  # int64 (R,), ascending and no padding; neighbouring batches
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RowSample:
     """Queries of some batches, of all heads, cut into parts once: results are kept by part.
 
-    Attributes:
-        parts: with neighbouring heads that can be computed alone.
-        parts_of_all_heads: with all heads, for variants in which they depend on each other.
+    The parts of each kind: whether they hold all heads, for variants in which these depend on each
+    other, or neighbouring ones.
     """
 
-    parts: tuple[Part, ...]
-    parts_of_all_heads: tuple[Part, ...]
-
-    @classmethod
-    def of(cls, problem: Problem, rows: Iterable[Rows]) -> RowSample:
-        """Those rows of a problem."""
-        rows = list(rows)
-        alone, together = (
-            tuple(p for some in rows for p in parts_of(problem, *some, all_heads=all_heads))
-            for all_heads in (False, True)
-        )
-        return cls(alone, together)
+    parts: dict[bool, list[Part]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +63,7 @@ class FitResult:
         plausible: whether nothing beside the errors speaks against it.
     """
 
-    sums: tuple[ErrorSums, ...]
+    sums: Sequence[ErrorSums]
     differs: bool
     plausible: bool = True
 
@@ -93,7 +85,7 @@ class FitResult:
 
     def of_heads(self, heads: torch.Tensor) -> FitResult:
         """The same for some heads alone, bool (H,)."""
-        return replace(self, sums=tuple(one.of_heads(heads) for one in self.sums))
+        return replace(self, sums=[one.of_heads(heads) for one in self.sums])
 
     def shares_explained(self, before: FitResult) -> list[float]:
         """How much of each candidate's squared error on the same rows is gone.
@@ -122,7 +114,7 @@ class Evidence:
     """
 
     base: Variant
-    candidates: tuple[Candidate, ...]
+    candidates: Sequence[Candidate]
     sample: RowSample
     quick_rows: RowSample
     complete: bool
@@ -137,8 +129,7 @@ class Evidence:
         """The parts of a sample that a variant and the base can be evaluated on; None for all."""
         if sample is None:
             return all_parts(variant if variant.needs_all_heads else self.base)
-        together = variant.needs_all_heads or self.base.needs_all_heads
-        return sample.parts_of_all_heads if together else sample.parts
+        return sample.parts[variant.needs_all_heads or self.base.needs_all_heads]
 
     def right(self, part: Part) -> Expected:
         """What is right for a part of the sample, computed once."""
@@ -160,30 +151,31 @@ def sample_rows(
     off: torch.Tensor | None = None,
     tolerance: Tolerance | None = None,
 ) -> Evidence:
-    """Choose the rows that mistakes are tried on.
+    """Choose the rows that mistakes are tried on, for `Evidence` of these.
 
-    Args:
-        base: what is right.
-        candidates: what is to be explained.
-        off: int64 (B, H, S_q), mismatches of each row; None where that is not known.
-        tolerance: how far off is still right; None for what the dtypes allow.
+    Without `off` nothing is known of the rows, without a tolerance that of the dtypes holds.
     """
     problem, sizes = base.problem, base.problem.sizes
     if off is None or not bool(off.any()):
         off = torch.ones(candidates[0].values.shape[:3], dtype=torch.int64)
     cells = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len
-    samples = [
-        RowSample.of(problem, real_rows(problem) if cells <= most else _chosen(problem, off, most))
-        for most in (SAMPLE_CELLS, QUICK_CELLS)
-    ]
-    few = cells <= QUICK_CELLS
+
+    def sample(most: int) -> RowSample:
+        rows = list(real_rows(problem) if cells <= most else _chosen(problem, off, most))
+        alone, together = (
+            [part for of_batch in rows for part in parts_of(problem, *of_batch, all_heads=kind)]
+            for kind in (False, True)
+        )
+        return RowSample({False: alone, True: together})
+
+    whole = sample(SAMPLE_CELLS)
     return Evidence(
         base=base,
-        candidates=tuple(candidates),
-        sample=samples[0],
-        quick_rows=samples[0] if few else samples[1],
+        candidates=candidates,
+        sample=whole,
+        quick_rows=whole if cells <= QUICK_CELLS else sample(QUICK_CELLS),
         complete=cells <= SAMPLE_CELLS,
-        tolerance=Tolerance.of(problem) if tolerance is None else tolerance,
+        tolerance=tolerance or Tolerance(problem.dtype),
         off=off,
     )
 
@@ -191,10 +183,7 @@ def sample_rows(
 def judge(variant: Variant, evidence: Evidence, sample: RowSample | None = None) -> FitResult:
     """Compare the candidates with a variant, and the variant with what is right.
 
-    Args:
-        variant: how the candidates may have been computed.
-        evidence: the candidates.
-        sample: rows of the evidence; None for every row, and then `differs` is not found out.
+    Without a sample every row counts, and `differs` is not found out.
     """
     sums = [ErrorSums.of(candidate) for candidate in evidence.candidates]
     differs = variant.layout_error is not None or variant.base_2
@@ -203,44 +192,27 @@ def judge(variant: Variant, evidence: Evidence, sample: RowSample | None = None)
         for one, candidate, actual in zip(sums, evidence.candidates, cells, strict=True):
             errors = errors_of(candidate, actual, expected, evidence.tolerance, lenient=True)
             if variant.result is not None and candidate.target is not Target.LOGSUMEXP:
-                like = _like(candidate, part, variant.result)
-                errors = stored(errors, variant.result, like)
+                errors = stored(errors, variant.result, candidate, part)
             one.add(errors, part)
             if sample is not None and not differs:
                 right = evidence.right(part).of(candidate.target).to(torch.float64)
                 differs = bool(difference(errors.expected, right, errors.allowed).wrong.any())
-    found = FitResult(tuple(sums), differs)
+    found = FitResult(sums, differs)
     return found if evidence.heads is None else found.of_heads(evidence.heads)
 
 
-def _like(candidate: Candidate, part: Part, storage: Storage) -> torch.Tensor:
-    """The values of a candidate that share their scales with those of a part."""
-    shared = storage.shared or ()
-    batch = slice(None) if 0 in shared else part.batch
-    head = slice(None) if 1 in shared else part.head
-    chosen = candidate.values[batch, head]
-    return chosen if 2 in shared else chosen[:, :, part.rows.cpu()]
-
-
 def _chosen(problem: Problem, off: torch.Tensor, cells: int) -> Iterator[Rows]:
-    """Rows where mistakes show: worst ones, edges of every rule, and some by chance."""
-    sizes = problem.sizes
-    per_row = max(1, sizes.heads * sizes.k_len)
-    batches = _chosen_batches(problem, off, max(1, cells // (8 * per_row)))
-    count = max(4, min(64, cells // (per_row * max(1, len(batches)))))
+    """Rows where mistakes show, of the batches with most and fewest, of the first and the last."""
+    per_row = max(1, problem.sizes.heads * problem.sizes.k_len)
+    order = off.sum((1, 2)).argsort(descending=True).tolist()
+    wanted = dict.fromkeys([*order[:1], *order[-1:], 0, problem.sizes.batch - 1, *order])
+    batches = sorted(list(wanted)[: max(1, cells // (8 * per_row))])
+    count = max(4, min(64, cells // (per_row * len(batches))))
     for batch in batches:
         real = problem.mask.real_queries(batch)
         rows = _chosen_rows(problem, off[batch].sum(0)[:real], batch, count)
         if len(rows):
             yield rows.to(problem.device), range(batch, batch + 1)
-
-
-def _chosen_batches(problem: Problem, off: torch.Tensor, count: int) -> list[int]:
-    """The batches with most and with fewest mismatches, the first and the last."""
-    by_batch = off.sum((1, 2))
-    order = by_batch.argsort(descending=True).tolist()
-    wanted = [order[0], order[-1], 0, problem.sizes.batch - 1, *order] if order else []
-    return sorted(list(dict.fromkeys(wanted))[: max(1, count)])
 
 
 def _chosen_rows(problem: Problem, off: torch.Tensor, batch: int, count: int) -> torch.Tensor:
@@ -267,3 +239,257 @@ def _edges(problem: Problem, batch: int, length: int) -> list[int]:
         wanted += [int(row) + step for row in change[:2].tolist() for step in (1, 2, 0)]
     wanted += np.flatnonzero(~mask.real_keys(batch))[:2].tolist()
     return [row for row in dict.fromkeys(wanted) if 0 <= row < length]
+
+
+Errors = Callable[[float], torch.Tensor]
+
+# Scales are looked for up to so many factors of two from 1/√d_k, to either side and sign.
+_POWERS = range(-10, 11)
+_GOLDEN = (5**0.5 - 1) / 2
+_NARROWINGS = 12
+_POLISHES = 12
+_CAPS = (*(2.0**power for power in range(-4, 13)), 15.0, 20.0, 30.0, 50.0)
+# A sink that takes less of a row tells nothing of itself, and one this low takes nothing.
+_LEAST_SINK = 1e-6
+_NO_SINK = -1e4
+# As few digits as explain the candidates, of a scale in all, of others after the point.
+_DIGITS = (4, 6, 9, 12, 17)
+_PLACES = (1, 2, *_DIGITS)
+# So many weights have to be kept, and so many dropped, before a pattern is called one.
+_ENOUGH_KEPT = 8
+_ENOUGH_DROPPED = 3
+# Share of dropped weights against the p that the kept ones show, in standard errors.
+_SIGMAS = 5.0
+# A weight so many times what is allowed is large enough to tell dropped from small.
+_CLEAR = 16.0
+
+
+def best_scale(
+    variant: Variant,
+    evidence: Evidence,
+    sample: RowSample,
+    *,
+    starts: Sequence[float] = (),
+    noise: float = 0.0,
+) -> float | None:
+    """The scale that leaves the least squared error; None where the candidates tell none.
+
+    Args:
+        variant: how the candidates were computed, but for the scale.
+        evidence: the candidates.
+        sample: what the last digits are read from.
+        starts: scales to try besides the usual ones.
+        noise: root mean square of errors up to which two scales explain the same.
+    """
+    unit = 1 / math.sqrt(variant.problem.dk)
+    errors = scale_errors(variant, evidence, evidence.quick_rows)
+    grid = sorted({0.0, *starts, *(sign * unit * 2.0**p for p in _POWERS for sign in (1, -1))})
+    costs = [_cost(errors, scale) for scale in grid]
+    if not min(costs[0], costs[-1]) > min(costs) + noise**2:  # all fit alike, or any large one
+        return None
+    narrow = _narrowed(errors, grid, costs)
+    return _polished(scale_errors(variant, evidence, sample), narrow, unit)
+
+
+def scale_errors(variant: Variant, evidence: Evidence, sample: RowSample) -> Errors:
+    """`_errors_of` as a function of the scale."""
+    return _errors_of(lambda scale: variant.with_problem(scale=scale), evidence, sample)
+
+
+def _errors_of(
+    variant_of: Callable[[float], Variant], evidence: Evidence, sample: RowSample
+) -> Errors:
+    """Recomputed − given of all cells of a sample, float64 (n,), by what a variant depends on.
+
+    What is not finite, and rows that see no key, count 0.
+    """
+
+    def errors(number: float) -> torch.Tensor:
+        tried = variant_of(number)
+        found = [torch.zeros(1, dtype=torch.float64)]
+        parts = evidence.parts(tried, sample)
+        for part, expected, cells in cells_of(tried, evidence.candidates, parts):
+            for candidate, actual in zip(evidence.candidates, cells, strict=True):
+                error = torch.where(expected.empty, 0.0, expected.of(candidate.target) - actual)
+                if evidence.heads is not None:
+                    error = error[:, evidence.heads[part.head].to(error.device)]
+                found.append(error.nan_to_num(0.0, 0.0, 0.0).flatten().cpu())
+        return torch.cat(found)
+
+    return errors
+
+
+def _cost(errors: Errors, scale: float) -> float:
+    return float(errors(scale).square().mean())
+
+
+def _narrowed(errors: Errors, grid: Sequence[float], costs: Sequence[float]) -> float:
+    """The best of some golden sections between the neighbours of the best of a grid, or that."""
+    best = costs.index(min(costs))
+    low, high = grid[best - 1], grid[best + 1]
+    tried = {grid[best]: costs[best]}
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    for _ in range(_NARROWINGS):
+        for scale in (left, right):
+            if scale not in tried:
+                tried[scale] = _cost(errors, scale)
+        if tried[left] <= tried[right]:
+            high, right = right, left
+            left = high - _GOLDEN * (high - low)
+        else:
+            low, left = left, right
+            right = low + _GOLDEN * (high - low)
+    return min(tried, key=tried.__getitem__)
+
+
+def _polished(errors: Errors, scale: float, unit: float) -> float:
+    """Gauss–Newton steps while they help, the slope taken by differences.
+
+    They find a zero residual to the last digits, where sections stop at √ of the precision.
+    """
+    cost = _cost(errors, scale)
+    for _ in range(_POLISHES):
+        step = 1e-5 * max(abs(scale), 1e-3 * unit)
+        slope = (errors(scale + step) - errors(scale - step)) / (2 * step)
+        norm = float(slope @ slope)
+        if norm == 0:
+            break
+        moved = scale - float(slope @ errors(scale)) / norm
+        found = _cost(errors, moved)
+        if not found < cost:
+            break
+        scale, cost = moved, found
+    return scale
+
+
+def fitted_scale(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
+    """The scale that fits the candidates best, with as few digits as explain them."""
+    scale = variant.problem.scale
+    starts = scale if isinstance(scale, tuple) else (scale,)
+    found = best_scale(variant, evidence, evidence.quick_rows, starts=starts)
+    if found is None:
+        return
+    values = dict.fromkeys(float(f"{found:.{digits}g}") for digits in _DIGITS)
+    yield _first_explaining("scale", values, variant, evidence)
+
+
+def fitted_softcap(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
+    """The soft cap c that fits best, looked for as 1/c², by which logits change evenly."""
+    if variant.problem.softcap is not None:
+        return
+
+    def capped(rate: float) -> Variant:
+        return variant.with_problem(softcap=rate**-0.5 if rate > 0 else None)
+
+    errors = _errors_of(capped, evidence, evidence.quick_rows)
+    grid = [0.0, *sorted(c**-2.0 for c in _CAPS)]
+    costs = [_cost(errors, rate) for rate in grid]
+    least = min(costs)
+    if least in (costs[0], costs[-1]) or least > costs[0] / 2:
+        return
+    rate = _polished(errors, _narrowed(errors, grid, costs), grid[1])
+    if rate > 0:
+        values = dict.fromkeys(round(rate**-0.5, digits) for digits in _PLACES)
+        yield _first_explaining("softcap", values, variant, evidence)
+
+
+def fitted_sinks(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
+    """The sink of each head that takes as much of the weights as the candidates lack."""
+    sources = [one for one in evidence.candidates if one.target is not Target.LOGSUMEXP]
+    problem = variant.problem
+    if problem.sinks is not None or not sources or variant.needs_all_heads:
+        return
+    found: list[list[torch.Tensor]] = [[] for _ in range(problem.sizes.heads)]
+    parts = evidence.parts(variant, evidence.quick_rows)
+    for part, expected, (actual,) in cells_of(variant, sources[:1], parts):
+        full = expected.of(sources[0].target).to(torch.float64)
+        left = (full * actual).sum(-1) / full.square().sum(-1)  # (b, h, R), 1 without a sink
+        sinks = expected.logsumexp[..., 0] + (1 / left - 1).log()
+        known = torch.isfinite(sinks) & ((1 - left) > _LEAST_SINK)
+        for index, head in enumerate(range(*part.head.indices(problem.sizes.heads))):
+            found[head].append(sinks[:, index][known[:, index]].double().cpu())
+    sums = [torch.cat(one) for one in found]
+    if not any(len(one) for one in sums):
+        return
+    fitted = [float(one.median()) if len(one) else _NO_SINK for one in sums]
+    values = dict.fromkeys(tuple(round(x, digits) for x in fitted) for digits in _PLACES)
+    yield _first_explaining("sinks", values, variant, evidence)
+
+
+def _first_explaining(
+    name: str, values: Iterable[Any], variant: Variant, evidence: Evidence
+) -> Alternative:
+    """The variant with the first value of a field that explains the candidates, or the last one."""
+    tried = []
+    for value in values:
+        of_problem = value
+        if isinstance(value, tuple):
+            of_problem = torch.tensor(value, dtype=torch.float64, device=variant.problem.device)
+        tried.append(Alternative(variant.with_problem(**{name: of_problem}), {name: value}))
+        if judge(tried[-1].variant, evidence, evidence.quick_rows).explains:
+            break
+    return tried[-1]
+
+
+def other_value_heads(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
+    """For each query head the value head that fits it best, where that is not its own."""
+    problem = variant.problem
+    outputs = [one for one in evidence.candidates if one.target is Target.OUTPUT]
+    if problem.v is None or problem.kv_heads < 2 or not outputs or variant.needs_all_heads:
+        return
+    own = [problem.kv_head(head) for head in range(problem.sizes.heads)]
+    misfit = torch.zeros(problem.sizes.heads, problem.kv_heads, dtype=torch.float64)
+    parts = evidence.parts(variant, evidence.quick_rows)
+    for part, expected, (actual, *_) in cells_of(variant, outputs, parts):
+        for shared in range(problem.kv_heads):
+            v = problem.cast(problem.v[part.batch, shared : shared + 1])
+            error = weighted_sum(expected.weights, v, expected.weights > 0) - actual
+            squares = error.nan_to_num(0.0, 0.0, 0.0).square().sum((0, 2, 3))
+            misfit[part.head, shared] += squares.cpu()
+    ties = misfit.gather(1, torch.tensor(own)[:, None])[:, 0] <= misfit.amin(1)
+    best = zip(own, misfit.argmin(1).tolist(), ties.tolist(), strict=True)
+    chosen = tuple(o if tie else b for o, b, tie in best)
+    if list(chosen) != own:
+        yield Alternative(replace(variant, value_heads=chosen))
+
+
+def find_dropout(variant: Variant, evidence: Evidence) -> FitResult | None:
+    """Dropout left on, which weights show: each is 0 or w/(1 − p), with one p for all.
+
+    An output has to follow from the weights, a log-sum-exp is as ever. None where no weights are
+    given, or where they show none.
+    """
+    sources = [one for one in evidence.candidates if one.target is Target.WEIGHTS]
+    factor = _dropout_factor(variant, evidence, sources[0]) if sources else None
+    if factor is None or factor <= 1:
+        return None
+    candidates = (sources[0], *(one for one in evidence.candidates if one is not sources[0]))
+    sums = [ErrorSums.of(candidate) for candidate in candidates]
+    kept = dropped = 0
+    for part, expected, cells in cells_of(variant, candidates, evidence.parts(variant, None)):
+        clear = expected.weights > _CLEAR * evidence.tolerance.allowed(sources[0], expected)
+        kept += int((clear & (cells[0] != 0)).sum())
+        dropped += int((clear & (cells[0] == 0)).sum())
+        left = expected.with_weights(torch.where(cells[0] != 0, expected.weights * factor, 0.0))
+        for one, candidate, actual in zip(sums, candidates, cells, strict=True):
+            one.add(errors_of(candidate, actual, left, evidence.tolerance), part)
+    probability = 1 - 1 / factor
+    error = math.sqrt(probability * (1 - probability) / max(1, kept + dropped))
+    as_many = abs(dropped / max(1, kept + dropped) - probability) <= _SIGMAS * error
+    plausible = kept >= _ENOUGH_KEPT and dropped >= _ENOUGH_DROPPED and as_many
+    return FitResult(sums, differs=True, plausible=plausible)
+
+
+def _dropout_factor(variant: Variant, evidence: Evidence, source: Candidate) -> float | None:
+    """1/(1 − p), the median ratio of kept weights; None where too few are kept."""
+    ratios = [torch.zeros(0, dtype=torch.float64)]
+    parts = evidence.parts(variant, evidence.quick_rows)
+    for _, expected, (actual,) in cells_of(variant, [source], parts):
+        weights = expected.weights.to(torch.float64)
+        clear = weights > _CLEAR * evidence.tolerance.allowed(source, expected)
+        kept = clear & (actual > weights / 2)
+        # Large weights are known best, relatively.
+        best = kept & (weights >= weights[kept].median()) if bool(kept.any()) else kept
+        ratios.append((actual[best] / weights[best]).cpu())
+    found = torch.cat(ratios)
+    return float(found.median()) if len(found) >= _ENOUGH_KEPT // 2 else None

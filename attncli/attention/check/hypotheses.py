@@ -14,24 +14,27 @@ import torch
 from attncli.attention.check.added import added_rules
 from attncli.attention.check.candidate import Candidate, Target
 from attncli.attention.check.compare import Comparison, compare_with
-from attncli.attention.check.evidence import Evidence, FitResult, judge, sample_rows
-from attncli.attention.check.fitted import (
+from attncli.attention.check.evidence import (
+    Evidence,
+    FitResult,
     find_dropout,
     fitted_scale,
     fitted_sinks,
     fitted_softcap,
+    judge,
     other_value_heads,
+    sample_rows,
 )
 from attncli.attention.check.mistakes import MISTAKES, TOGETHER, Alternative, Mistake
-from attncli.attention.check.storage import storage_mistakes
-from attncli.attention.check.tolerance import Tolerance
 from attncli.attention.check.variant import (
     HalfPrecision,
     RoundedAt,
     SoftmaxOver,
+    Storage,
     Variant,
     right_variant,
 )
+from attncli.attention.check.walk import Tolerance
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem
 from attncli.spelling import options_text
@@ -116,29 +119,29 @@ def check(
     atol: float | None = None,
     tell: Callable[[int], None] | None = None,
 ) -> Check:
-    """Compare candidates with the reference and, where they fail, look for the mistake.
+    """Compare candidates with the reference as `compare` does, and look for what made them fail.
 
-    Args:
-        problem: what they were computed from.
-        options: what the problem was made with.
-        candidates: from `read_candidate`.
-        rtol: relative tolerance; None for that of the candidate's dtype.
-        atol: absolute tolerance, likewise.
-        tell: hears of every query of every head that is compared, how many more.
+    `tell` hears of every query of every head that is compared, how many more.
     """
     base = right_variant(problem, options)
     if any(one.reading == "heads:averaged" for one in candidates):
         base = replace(base, heads_averaged=True)
-    tolerance = Tolerance.of(problem, rtol, atol)
+    tolerance = Tolerance(problem.dtype, rtol, atol)
     compared = compare_with(base, candidates, tolerance, tell)
     if all(comparison.passed for comparison in compared):
         return Check(tuple(compared), ())
     off = torch.stack([comparison.off for comparison in compared]).sum(0)
-    evidence = sample_rows(base, candidates, off, tolerance)
-    found = _find(evidence, compared)
-    named = [one for one in found if one.matches]
-    explained = tuple(_with_names(comparison, named) for comparison in compared)
-    return Check(explained, tuple(found))
+    found = _find(sample_rows(base, candidates, off, tolerance), compared)
+    named = [
+        f"matches {one.told}" + (f" ({more})" if (more := one.options or one.detail) else "")
+        for one in found
+        if one.matches
+    ]
+    explained = []
+    for one in compared:
+        said = "; ".join(text for text in (" or ".join(named), one.explanation) if text)
+        explained.append(one if one.passed or not named else replace(one, explanation=said))
+    return Check(tuple(explained), tuple(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,22 @@ class _Attempt:
     name: str
     alternative: Alternative
     result: FitResult
-    explained: float | None = None
+    explained: float | None
+
+    @property
+    def order(self) -> tuple[bool, float, float]:
+        """The least is the best."""
+        return not self.result.explains, self.result.rms, self.result.max_abs_error
+
+    def hypothesis(self, *, matches: bool) -> Hypothesis:
+        return Hypothesis(
+            name=self.name,
+            changes=self.alternative.changes,
+            max_abs_error=self.result.max_abs_error,
+            matches=matches,
+            explained=self.explained,
+            detail=self.alternative.detail,
+        )
 
 
 def _find(evidence: Evidence, compared: Sequence[Comparison]) -> list[Hypothesis]:
@@ -162,21 +180,20 @@ def _find(evidence: Evidence, compared: Sequence[Comparison]) -> list[Hypothesis
     if not explaining and _is_costly(evidence.base):
         tried += _attempts(_OVER_QUERIES, evidence)
         explaining = _explaining(tried, evidence)
-    found = _as_hypotheses(tried, explaining)
+    confirmed = {one.name: one for one in explaining}
+    found = [confirmed.get(t.name, t).hypothesis(matches=t.name in confirmed) for t in tried]
     if not explaining:
         found += _in_some_heads(evidence, compared)
     dropout = find_dropout(evidence.base, evidence)
     if dropout is not None:
-        found.append(_hypothesis("dropout", dropout, matches=dropout.explains and not explaining))
+        alone, error = dropout.explains and not explaining, dropout.max_abs_error
+        found.append(Hypothesis(name="dropout", max_abs_error=error, matches=alone))
     if not any(one.matches for one in found) and _comes_near(evidence):
-        rounded = _attempts(storage_mistakes(), evidence)
-        explaining = _explaining(rounded, evidence)
-        found += _as_hypotheses(explaining, explaining)
+        found += _named(_STORED, evidence)
     if not any(one.matches for one in found):
         found += _precision(evidence)
     if not any(one.matches for one in found):
-        explaining = _explaining(_attempts(_pairs(evidence), evidence), evidence)
-        found += _as_hypotheses(explaining, explaining)
+        found += _named(_pairs(evidence), evidence)
     if prefix:  # no option mends the order of the candidate's axes
         found = [replace(one, name=f"{prefix}+{one.name}", changes={}) for one in found]
     return found
@@ -212,33 +229,36 @@ def _is_costly(variant: Variant) -> bool:
 
 
 def _attempts(mistakes: Iterable[Mistake], evidence: Evidence) -> list[_Attempt]:
-    return [one for mistake in mistakes if (one := _attempt(mistake, evidence)) is not None]
-
-
-def _attempt(mistake: Mistake, evidence: Evidence) -> _Attempt | None:
-    """The alternative of a mistake that explains most; None where it would change nothing."""
-    best: _Attempt | None = None
-    for alternative in mistake.alternatives(evidence.base):
-        sample = evidence.quick_rows
-        result = judge(alternative.variant, evidence, sample)
-        if result.explains and sample is not evidence.sample:
-            sample = evidence.sample
+    """Of each mistake the alternative that explains most; none where it would change nothing."""
+    found = []
+    for mistake in mistakes:
+        tried = []
+        for alternative in mistake.alternatives(evidence.base):
+            sample = evidence.quick_rows
             result = judge(alternative.variant, evidence, sample)
-        if result.differs and (best is None or _order(result) < _order(best.result)):
-            shares = result.shares_explained(evidence.before(sample))
-            share = fmean(shares) if shares else None
-            best = _Attempt(mistake.name, alternative, result, share)
-    return best
+            if result.explains and sample is not evidence.sample:
+                sample = evidence.sample
+                result = judge(alternative.variant, evidence, sample)
+            if result.differs:
+                shares = result.shares_explained(evidence.before(sample))
+                share = fmean(shares) if shares else None
+                tried.append(_Attempt(mistake.name, alternative, result, share))
+        found += [min(tried, key=lambda one: one.order)] if tried else []
+    return found
 
 
-def _order(result: FitResult) -> tuple[bool, float, float]:
-    return not result.explains, result.rms, result.max_abs_error
+def _named(mistakes: Iterable[Mistake], evidence: Evidence) -> list[Hypothesis]:
+    """Those of some mistakes that explain the candidates."""
+    found = _explaining(_attempts(mistakes, evidence), evidence)
+    return [one.hypothesis(matches=True) for one in found]
 
 
 def _explaining(tried: Sequence[_Attempt], evidence: Evidence) -> list[_Attempt]:
     """Those that explain every cell, confirmed on all rows, and are as good as the best."""
     before = evidence.before(evidence.sample)
-    found = [one for one in tried if one.result.explains and _brings_down(one.result, before)]
+    infinite = before.max_abs_error == math.inf  # which any finite error is better than
+    found = [one for one in tried if one.result.explains]
+    found = [one for one in found if infinite or one.result.rms <= _BETTER * before.rms]
     if not evidence.complete:
         confirmed = [replace(one, result=judge(one.alternative.variant, evidence)) for one in found]
         found = [one for one in confirmed if one.result.explains]
@@ -253,30 +273,6 @@ def _explaining(tried: Sequence[_Attempt], evidence: Evidence) -> list[_Attempt]
     return [one for one in found if one.name != "scale:fitted" or not named]
 
 
-def _brings_down(result: FitResult, before: FitResult) -> bool:
-    """Whether the errors are clearly smaller than without the mistake."""
-    return before.max_abs_error == math.inf or result.rms <= _BETTER * before.rms
-
-
-def _as_hypotheses(tried: Iterable[_Attempt], explaining: Sequence[_Attempt]) -> list[Hypothesis]:
-    confirmed = {one.name: one for one in explaining}
-    return [
-        Hypothesis(
-            name=one.name,
-            changes=one.alternative.changes,
-            max_abs_error=confirmed.get(one.name, one).result.max_abs_error,
-            matches=one.name in confirmed,
-            explained=one.explained,
-            detail=one.alternative.detail,
-        )
-        for one in tried
-    ]
-
-
-def _hypothesis(name: str, result: FitResult, *, matches: bool) -> Hypothesis:
-    return Hypothesis(name=name, max_abs_error=result.max_abs_error, matches=matches)
-
-
 def _in_some_heads(evidence: Evidence, compared: Sequence[Comparison]) -> list[Hypothesis]:
     """Mistakes that explain all heads that are off, where others are right."""
     off = evidence.off.sum(-1).bool().any(0)  # (H,)
@@ -285,11 +281,10 @@ def _in_some_heads(evidence: Evidence, compared: Sequence[Comparison]) -> list[H
         return []
     some = replace(evidence, heads=off)
     heads = tuple(off.nonzero()[:, 0].tolist())
-    explaining = _explaining(_attempts(_single(some), some), some)
-    named = _as_hypotheses(explaining, explaining)
     # No option is for some heads alone: what it would be is told.
     return [
-        replace(one, heads=heads, changes={}, detail=one.detail or one.options) for one in named
+        replace(one, heads=heads, changes={}, detail=one.detail or one.options)
+        for one in _named(_single(some), some)
     ]
 
 
@@ -322,7 +317,7 @@ def _precision(evidence: Evidence) -> list[Hypothesis]:
         name = f"precision:{str(dtype).removeprefix('torch.')}"
         # What is the rounding of bfloat16 may have the size of float16's as well.
         matches = share >= _SAME_ROUNDING and not any(one.matches for one in found)
-        found.append(_hypothesis(name, best, matches=matches))
+        found.append(Hypothesis(name=name, max_abs_error=best.max_abs_error, matches=matches))
     return found
 
 
@@ -348,13 +343,44 @@ def _both(first: Mistake, second: Mistake) -> Mistake:
     return Mistake(f"{first.name}+{second.name}", alternatives)
 
 
-def _with_names(comparison: Comparison, named: Sequence[Hypothesis]) -> Comparison:
-    """The comparison with the mistakes that explain it in its explanation."""
-    if comparison.passed or not named:
-        return comparison
-    told = [
-        f"matches {one.told}" + (f" ({more})" if (more := one.options or one.detail) else "")
-        for one in named
-    ]
-    said = [" or ".join(told), comparison.explanation]
-    return replace(comparison, explanation="; ".join(text for text in said if text))
+# Axes of (B, H, S, d) that share a scale, if any do, and how it is told.
+_SHARED: dict[tuple[int, ...] | None, str] = {
+    None: "",
+    (0, 1, 2, 3): ", scaled by tensor",
+    (2, 3): ", scaled by head",
+    (3,): ", scaled by row",
+    (2,): ", scaled by channel",
+}
+_ROLES = (("k", "v"), ("q", "k", "v"), ("q", "k"), ("k",), ("v",), ("q",))
+
+
+def _stored(dtype: torch.dtype, *shared: tuple[int, ...] | None) -> Mistake:
+    """Numbers that lost digits when they were stored: Q, K, V or the result."""
+
+    def alternatives(variant: Variant) -> Iterator[Alternative]:
+        problem = variant.problem
+        for storage in (Storage(dtype, axes) for axes in shared):
+            how = _SHARED[storage.shared]
+            kept = {
+                role: storage.rounded(tensor)
+                for role in ("q", "k", "v")
+                if (tensor := getattr(problem, role)) is not None
+            }
+            changed = {r for r, t in kept.items() if not torch.equal(t, getattr(problem, r))}
+            for roles in _ROLES:
+                if changed.issuperset(roles):
+                    rounded = variant.with_problem(**{role: kept[role] for role in roles})
+                    yield Alternative(rounded, {}, f"{', '.join(roles)} stored{how}")
+            yield Alternative(replace(variant, result=storage), {}, f"the result stored{how}")
+
+    name = f"precision:{str(dtype).removeprefix('torch.')}"
+    return Mistake(name, alternatives, paired=False)
+
+
+_STORED = (
+    _stored(torch.float16, None),
+    _stored(torch.bfloat16, None),
+    _stored(torch.float8_e4m3fn, *_SHARED),
+    _stored(torch.float8_e5m2, *_SHARED),
+    _stored(torch.int8, *list(_SHARED)[1:]),
+)

@@ -36,6 +36,11 @@ class Alternative:
     changes: dict[str, Any] = field(default_factory=dict)
     detail: str = ""
 
+    @classmethod
+    def by_options(cls, variant: Variant, **changes: Any) -> Alternative:
+        """The variant with other visibility options."""
+        return cls(variant.with_options(**changes), changes)
+
 
 Scale = float | tuple[float, ...]  # one, or one per query head
 Alternatives = Callable[[Variant], Iterable[Alternative]]
@@ -86,25 +91,38 @@ def _without(*names: str) -> Alternatives:
     def alternatives(variant: Variant) -> Iterator[Alternative]:
         used = [name for name in names if getattr(variant.options, name) is not None]
         if used:
-            yield Alternative(variant.with_options(**dict.fromkeys(used)), dict.fromkeys(used))
+            yield Alternative.by_options(variant, **dict.fromkeys(used))
 
     return alternatives
 
 
+def _left_out(name: str) -> Alternatives:
+    """A soft cap or sinks left out."""
+
+    def alternatives(variant: Variant) -> Iterator[Alternative]:
+        if getattr(variant.problem, name) is not None:
+            yield Alternative(variant.with_problem(**{name: None}), {name: None})
+
+    return alternatives
+
+
+def _computed(*ways: dict[str, Any]) -> Alternatives:
+    """Fields of `Variant` that are otherwise; no option tells of them."""
+    return lambda variant: [Alternative(replace(variant, **way)) for way in ways]
+
+
 def _no_causal(variant: Variant) -> Iterator[Alternative]:
     if variant.options.causal:
-        changes: dict[str, Any] = {"causal": False}
-        if variant.options.prefix is not None:  # which makes no sense without --causal
-            changes["prefix"] = None
-        yield Alternative(variant.with_options(**changes), changes)
+        # A prefix makes no sense without it.
+        prefix = {} if variant.options.prefix is None else {"prefix": None}
+        yield Alternative.by_options(variant, causal=False, **prefix)
 
 
 def _added_causal(variant: Variant) -> Iterator[Alternative]:
     """Causality that was not declared, in either corner where they differ."""
     if not variant.options.causal:
         for declared in positions_to_declare(variant):
-            changes = {"causal": True, **declared}
-            yield Alternative(variant.with_options(**changes), changes)
+            yield Alternative.by_options(variant, causal=True, **declared)
 
 
 def _no_alibi(variant: Variant) -> Iterator[Alternative]:
@@ -112,17 +130,16 @@ def _no_alibi(variant: Variant) -> Iterator[Alternative]:
     if variant.options.alibi_slopes is not None:
         used["alibi_slopes"] = None
     if used:
-        yield Alternative(variant.with_options(**used), used)
+        yield Alternative.by_options(variant, **used)
 
 
 def _added_alibi(variant: Variant) -> Iterator[Alternative]:
     """ALiBi that was not declared, or its usual slopes where others were."""
     if not variant.options.alibi:
-        for changes in positions_to_declare(variant):
+        for declared in positions_to_declare(variant):
             given = variant.options.alibi_slopes is not None
             other = {"alibi_slopes": None} if given else {}
-            changes = {"alibi": True, **other, **changes}
-            yield Alternative(variant.with_options(**changes), changes)
+            yield Alternative.by_options(variant, alibi=True, **other, **declared)
 
 
 def positions_to_declare(variant: Variant) -> Iterator[dict[str, Any]]:
@@ -139,9 +156,7 @@ def positions_to_declare(variant: Variant) -> Iterator[dict[str, Any]]:
 def _offset(of: Callable[[int, int], int], named: Corner | None = None) -> Alternatives:
     """Query 0 elsewhere: from its position and the bottom-right one to a new position.
 
-    Args:
-        of: the new position.
-        named: its name, which holds in each document where each has positions of its own.
+    Its name holds in each document where each has positions of its own.
     """
 
     def alternatives(variant: Variant) -> Iterator[Alternative]:
@@ -150,8 +165,7 @@ def _offset(of: Callable[[int, int], int], named: Corner | None = None) -> Alter
             return
         if offset is None:
             if named not in (None, variant.options.query_offset):
-                changes = {"query_offset": named}
-                yield Alternative(variant.with_options(**changes), changes)
+                yield Alternative.by_options(variant, query_offset=named)
             return
         corner = sizes.k_len - sizes.q_len
         old = [int(position) for position in offset]
@@ -174,8 +188,7 @@ def _window(by: int) -> Alternatives:
         }
         both = [tuple(sizes)] if len(sizes) == 2 else []
         for names in [(name,) for name in sizes] + both:
-            changes = {name: sizes[name] + by for name in names}
-            yield Alternative(variant.with_options(**changes), changes)
+            yield Alternative.by_options(variant, **{name: sizes[name] + by for name in names})
 
     return alternatives
 
@@ -227,20 +240,6 @@ def _padding_on_queries(variant: Variant) -> Iterator[Alternative]:
         yield Alternative(bare.with_problem(mask=mask.also(hiding)))
 
 
-def _filled(variant: Variant) -> Iterator[Alternative]:
-    """Hidden logits set to 0, or to 10⁻⁹ where −10⁹ was meant, in the place of −∞."""
-    for fill in (0.0, 1e-9):
-        yield Alternative(replace(variant, fill=fill))
-
-
-def _scale_after_softmax(variant: Variant) -> Iterator[Alternative]:
-    yield Alternative(replace(variant, late_scale=True))
-
-
-def _in_base_2(variant: Variant) -> Iterator[Alternative]:
-    yield Alternative(replace(variant, base_2=True))
-
-
 def _rotary(*, backwards: bool) -> Alternatives:
     """Q and K turned as RoPE does it: none of both, or one alone, had been, or both were twice."""
 
@@ -272,11 +271,6 @@ _ROTATIONS: tuple[dict[str, Any], ...] = tuple(
 )
 
 
-def _no_softcap(variant: Variant) -> Iterator[Alternative]:
-    if variant.problem.softcap is not None:
-        yield Alternative(variant.with_problem(softcap=None), {"softcap": None})
-
-
 def _softcap_after_mask(variant: Variant) -> Iterator[Alternative]:
     if variant.problem.softcap is not None:
         yield Alternative(replace(variant, cap_after_mask=True))
@@ -291,12 +285,6 @@ def _softmax(*over: SoftmaxOver) -> Alternatives:
                 yield Alternative(replace(variant, softmax=kind))
 
     return alternatives
-
-
-def _no_sinks(variant: Variant) -> Iterator[Alternative]:
-    """Sinks left out; to renormalise after dropping their column comes to the same."""
-    if variant.problem.sinks is not None:
-        yield Alternative(variant.with_problem(sinks=None), {"sinks": None})
 
 
 def _heads_tiled(variant: Variant) -> Iterator[Alternative]:
@@ -422,7 +410,7 @@ MISTAKES = (
     Mistake("scale:model", _scale(lambda p: 1 / math.sqrt(p.sizes.heads * p.dk))),
     Mistake("scale:dk", _scale(lambda p: 1 / p.dk)),
     Mistake("scale:squared", _scale(lambda p: _squared(p.scale, p.dk))),
-    Mistake("scale:after-softmax", _scale_after_softmax, paired=False),
+    Mistake("scale:after-softmax", _computed({"late_scale": True}), paired=False),
     Mistake("causal:missing", _no_causal),
     Mistake("causal:added", _added_causal),
     Mistake("offset:top-left", _offset(lambda old, corner: 0, Corner.TOP_LEFT)),
@@ -442,11 +430,12 @@ MISTAKES = (
     Mistake("mask:as-boolean", _mask_as_boolean),
     Mistake("mask:as-additive", _mask_as_additive),
     Mistake("mask:missing", _mask_missing),
-    Mistake("mask:fill-zero", _filled, paired=False),
+    # Hidden logits set to 0, or to 10⁻⁹ where −10⁹ was meant.
+    Mistake("mask:fill-zero", _computed({"fill": 0.0}, {"fill": 1e-9}), paired=False),
     Mistake("mask:after-softmax", _softmax(*_OVER_ALL), paired=False),
     Mistake("padding:queries", _padding_on_queries),
     Mistake("padding:ignored", _without("key_lengths", "key_padding")),
-    Mistake("softcap:missing", _no_softcap),
+    Mistake("softcap:missing", _left_out("softcap")),
     Mistake("softcap:after-mask", _softcap_after_mask),
     Mistake("heads:tiled", _heads_tiled),
     Mistake("heads:averaged", _heads_averaged),
@@ -457,10 +446,11 @@ MISTAKES = (
     Mistake("layout:packed", _packed_wrongly),
     Mistake("softmax:axis", _softmax(SoftmaxOver.QUERIES, SoftmaxOver.HEADS)),
     Mistake("softmax:unnormalised", _softmax(*_OVER_ALL, SoftmaxOver.NOTHING)),
-    Mistake("sinks:missing", _no_sinks),
-    Mistake("sinks:renormalised", _no_sinks),
+    # To renormalise after dropping their column comes to the same.
+    Mistake("sinks:missing", _left_out("sinks")),
+    Mistake("sinks:renormalised", _left_out("sinks")),
     Mistake("qk:exchanged", _exchanged),
-    Mistake("logsumexp:base2", _in_base_2),
+    Mistake("logsumexp:base2", _computed({"base_2": True})),
     Mistake("rope:missing", _rotary(backwards=False), paired=False),
     Mistake("rope:twice", _rotary(backwards=True), paired=False),
 )

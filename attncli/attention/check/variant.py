@@ -171,7 +171,9 @@ class Variant:
     rotation: Rotation | None = None
     result: Storage | None = None
     # Column sums of a softmax over queries need every row: found once. Not copied by `replace`.
-    _columns: dict[int, torch.Tensor] = field(init=False, default_factory=dict, compare=False)
+    _columns: dict[tuple[int, int], torch.Tensor] = field(
+        init=False, default_factory=dict, compare=False
+    )
 
     @property
     def needs_all_heads(self) -> bool:
@@ -192,10 +194,8 @@ class Variant:
         old = self.problem.mask
         keep = "attn_mask" not in changes and "mask_true" not in changes
         # A mask file may be large, and reading it again would only say the same.
-        built = build_mask(
-            replace(options, attn_mask=None) if keep else options, self.problem.sizes
-        )
-        problem = replace(self.problem, mask=built)
+        read = replace(options, attn_mask=None) if keep else options
+        problem = replace(self.problem, mask=build_mask(read, self.problem.sizes))
         mask = problem.mask_on_device()
         problem = replace(problem, mask=mask.with_file(old.file) if keep else mask)
         return replace(self, options=options, problem=problem)
@@ -216,14 +216,13 @@ class Expected:
 
     Attributes:
         output: (b, h, R, d_v); None without values.
-        weights: (b, h, R, S_k).
+        weights, visible: (b, h, R, S_k), the latter bool.
         logsumexp: (b, h, R, 1).
         empty: bool (b, h, R, 1), True for a query that sees no key.
         logits: (b, h, R, S_k), what the softmax was given, −inf at invisible cells.
         logit_size: (b, h, R, 1), what no |logit| of the row exceeds, nor the terms that it is
             summed of: ‖q‖·|scale| times the largest ‖k‖ that is seen, or more beside a bias or a
             sink.
-        visible: bool (b, h, R, S_k).
         seen: bool (b, h, S_k), keys that some of the rows see.
         v: (b, h, S_k, d_v), the values of each head; None without an output.
     """
@@ -261,13 +260,9 @@ def right_variant(problem: Problem, options: AttentionOptions) -> Variant:
 def parts_of(
     problem: Problem, rows: torch.Tensor, batches: range, *, all_heads: bool
 ) -> Iterator[Part]:
-    """Cut the rows of all heads into parts of a bounded number of cells.
+    """Cut queries int64 (R,) of neighbouring batches into parts of a bounded number of cells.
 
-    Args:
-        problem: what will be evaluated.
-        rows: int64 (R,), the queries.
-        batches: neighbouring batches.
-        all_heads: whether no head can be computed alone.
+    Each holds some neighbouring heads, or all of them.
     """
     sizes = problem.sizes
     per_head = max(1, sizes.k_len) * max(1, min(len(rows), problem.dk))
@@ -298,17 +293,10 @@ def real_rows(problem: Problem) -> Iterator[tuple[torch.Tensor, range]]:
 
 
 def evaluate(variant: Variant, part: Part, *, with_output: bool = True) -> Expected:
-    """Compute a part of a variant, by the steps that define the reference.
-
-    Args:
-        variant: what to compute.
-        part: for which queries.
-        with_output: whether the weighted sum is asked for.
-    """
+    """Compute a part of a variant, by the steps that define the reference; the output if asked."""
     problem = variant.problem
     heads = range(*part.head.indices(problem.sizes.heads))
-    visible, bias = _mask_of(variant, part)
-    found, size = _logits(variant, part, visible, bias)
+    visible, found, size = _logits(variant, part)
     soft = _softmax(variant, part, found, visible)
     weights = soft.weights
     if variant.heads_averaged:
@@ -333,21 +321,16 @@ def evaluate(variant: Variant, part: Part, *, with_output: bool = True) -> Expec
     return bare.with_weights(weights)
 
 
-def _mask_of(variant: Variant, part: Part) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Visibility and bias, both broadcastable to (b, h, R, S_k)."""
-    mask = variant.problem.mask
-    visible = mask.visible(part.batch, part.head, part.rows, slice(None))
-    return visible, mask.bias(part.batch, part.head, part.rows, slice(None))
-
-
-def _logits(
-    variant: Variant, part: Part, visible: torch.Tensor, bias: torch.Tensor | None
-) -> tuple[steps.Logits, torch.Tensor]:
-    """What the softmax is given, and how large logits and their terms are (b, h, R, 1)."""
+def _logits(variant: Variant, part: Part) -> tuple[torch.Tensor, steps.Logits, torch.Tensor]:
+    """What is visible, broadcastable to (b, h, R, S_k), what the softmax is given in its place, and
+    how large logits and their terms are, (b, h, R, 1).
+    """
     problem = variant.problem
     heads = range(*part.head.indices(problem.sizes.heads))
     shared = [problem.kv_head(head) for head in heads]
-    shown = visible
+    place = part.batch, part.head, part.rows, slice(None)
+    shown, bias = problem.mask.visible(*place), problem.mask.bias(*place)
+    visible = shown
     if variant.softmax is SoftmaxOver.ALL_KEYS or variant.fill is not None:
         visible = torch.ones_like(visible)
         bias = None if bias is None else torch.where(torch.isinf(bias), 0.0, bias)
@@ -356,7 +339,10 @@ def _logits(
     q = problem.cast(problem.q[part.batch, part.head][:, :, part.rows])  # (b, h, R, d_k)
     k = _heads_of(problem, problem.k, part.batch, shared)
     if variant.rotation is not None:
-        q, k = _turned(variant.rotation, part, problem, q, k)
+        if variant.rotation.in_own_dtype:
+            q, k = q.to(problem.q.dtype), k.to(problem.k.dtype)
+        q = problem.cast(variant.rotation.of_queries(q, part.rows, part.batch))
+        k = problem.cast(variant.rotation.of_keys(k))
     scale = 1.0 if variant.late_scale else problem.scales_of(heads)
     factor = scale / problem.temperature
     if variant.half_precision is None:
@@ -378,29 +364,16 @@ def _logits(
     longest = lengths.amax(-1)[..., None, None] if lengths.shape[-1] else lengths.new_zeros(1)
     size = q.norm(dim=-1, keepdim=True) * longest * abs(factor)
     if bias is not None and lengths.shape[-1]:
-        size = torch.maximum(size, _largest(found.masked))
+        # The largest |logit| of keys with a weight that could be seen.
+        near = found.masked >= found.masked.amax(-1, keepdim=True) - _FAR_BELOW
+        largest = torch.where(near, found.masked.abs(), 0.0).amax(-1, keepdim=True)
+        size = torch.maximum(size, largest.nan_to_num(0.0, 0.0))
     if problem.sinks is not None:  # a sink above the keys is subtracted from them
         size = torch.maximum(size, problem.cast(problem.sinks[part.head])[:, None, None])
     if variant.cap_after_mask and problem.softcap is not None:
         capped = problem.softcap * torch.tanh(found.masked / problem.softcap)
         found = replace(found, masked=capped, visible=torch.ones_like(found.visible))
-    return found, size
-
-
-def _turned(
-    rotation: Rotation, part: Part, problem: Problem, q: torch.Tensor, k: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys of a part, turned."""
-    if rotation.in_own_dtype:
-        q, k = q.to(problem.q.dtype), k.to(problem.k.dtype)
-    both = rotation.of_queries(q, part.rows, part.batch), rotation.of_keys(k)
-    return problem.cast(both[0]), problem.cast(both[1])
-
-
-def _largest(masked: torch.Tensor) -> torch.Tensor:
-    """The largest |logit| of each row (b, h, R, 1), of keys with a weight that could be seen."""
-    near = masked >= masked.amax(-1, keepdim=True) - _FAR_BELOW
-    return torch.where(near, masked.abs(), 0.0).amax(-1, keepdim=True).nan_to_num(0.0, 0.0)
+    return shown, found, size
 
 
 def _in_half(
@@ -432,44 +405,33 @@ def _softmax(
     soft = steps.softmax(found.masked, found.visible, sink)
     if variant.softmax is SoftmaxOver.KEYS or not found.masked.shape[-1]:  # no keys, no sums
         return soft
-    weights = soft.weights
     if variant.softmax in (SoftmaxOver.ALL_KEYS, SoftmaxOver.ADDED_KEYS):
-        weights = torch.where(visible, weights, 0.0)
-    elif variant.softmax is SoftmaxOver.NOTHING:
-        peak = found.masked.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
-        weights = torch.where(found.visible, torch.exp(found.masked - peak), 0.0)
+        return replace(soft, weights=torch.where(visible, soft.weights, 0.0))
+    if variant.softmax is SoftmaxOver.NOTHING:
+        whole = found.masked.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
     elif variant.softmax is SoftmaxOver.HEADS:
         whole = torch.logsumexp(found.masked, 1, keepdim=True)
-        weights = torch.where(found.visible, torch.exp(found.masked - whole), 0.0)
     else:
         whole = _over_queries(variant, part)[:, :, None]  # (b, h, 1, S_k)
-        weights = torch.where(found.visible, torch.exp(found.masked - whole), 0.0)
+    weights = torch.where(found.visible, torch.exp(found.masked - whole), 0.0)
     return replace(soft, weights=weights)
 
 
 def _over_queries(variant: Variant, part: Part) -> torch.Tensor:
     """Log-sum-exp of each key's logits over all queries, (b, h, S_k); found once per head."""
-    problem = variant.problem
+    problem, known = variant.problem, variant._columns
     batches = range(*part.batch.indices(problem.sizes.batch))
     heads = range(*part.head.indices(problem.sizes.heads))
-    for place in ((b, h) for b in batches for h in heads):
-        key = place[0] * problem.sizes.heads + place[1]
-        if key not in variant._columns:
-            variant._columns[key] = _column_logsumexp(variant, *place)
-    found = [[variant._columns[b * problem.sizes.heads + h] for h in heads] for b in batches]
-    return torch.stack([torch.stack(of_batch) for of_batch in found])
-
-
-def _column_logsumexp(variant: Variant, batch: int, head: int) -> torch.Tensor:
-    problem = variant.problem
-    total = problem.q.new_full((problem.sizes.k_len,), -math.inf, dtype=problem.dtype)
     step = max(1, _MOST_CELLS // max(1, problem.sizes.k_len))
     every = torch.arange(problem.sizes.q_len, device=problem.device)
-    for rows in torch.split(every, step):
-        part = Part(slice(batch, batch + 1), slice(head, head + 1), rows)
-        masked = _logits(variant, part, *_mask_of(variant, part))[0].masked[0, 0]  # (R, S_k)
-        total = torch.logaddexp(total.to(masked.device), torch.logsumexp(masked, 0))
-    return total
+    for b, h in {(b, h) for b in batches for h in heads} - known.keys():
+        total = problem.q.new_full((problem.sizes.k_len,), -math.inf, dtype=problem.dtype)
+        for rows in torch.split(every, step):
+            one = Part(slice(b, b + 1), slice(h, h + 1), rows)
+            masked = _logits(variant, one)[1].masked[0, 0]  # (R, S_k)
+            total = torch.logaddexp(total.to(masked.device), torch.logsumexp(masked, 0))
+        known[b, h] = total
+    return torch.stack([torch.stack([known[b, h] for h in heads]) for b in batches])
 
 
 def _heads_of(

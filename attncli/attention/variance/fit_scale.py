@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from attncli.attention.check.candidate import Candidate, Target, read_candidate
-from attncli.attention.check.evidence import Evidence, sample_rows
-from attncli.attention.check.fitted import Errors, best_scale, scale_errors
+from attncli.attention.check.evidence import Errors, Evidence, best_scale, sample_rows, scale_errors
 from attncli.attention.check.variant import right_variant
 from attncli.attention.check.walk import cells_of
 from attncli.attention.options import AttentionOptions
