@@ -14,15 +14,18 @@ from attncli.analysis.entropy import Entropies, measure, thresholds_of
 from attncli.analysis.options import choice_of
 from attncli.analysis.variance import Audited, experiment_specs, experiments
 from attncli.attention.check.candidate import Target
-from attncli.attention.options import AttentionOptions, DistributionName, Layout, Precision
+from attncli.attention.options import DistributionName, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import problem_of_weights
 from attncli.attention.stages import select
 from attncli.attention.streaming.stream import Wanted
-from attncli.attention.variance.experiment import ExperimentRecord, ScaleRule, parse_scale_rule
+from attncli.attention.variance.experiment import ExperimentRecord, ScaleRule
 from attncli.attention.variance.moments import audit, diagnosis
 from attncli.errors import UsageError
 from attncli.files.torch_tensors import as_torch
+
+# What says how Q and K of an audit are read, beside the options of attention.
+READING = {"layout", "k_layout", "heads", "kv_heads", "precision", "device", "allow_nonfinite"}
 
 
 def compute(
@@ -79,18 +82,8 @@ def compute(
         UsageError: options that make no sense, or do not fit the shapes.
         ResourceError: a device that is not there, or more memory than there is.
     """
-    layouts = layout, k_layout
     problem = as_problem(
-        q,
-        k,
-        v,
-        read_keywords(options),
-        layouts,
-        heads,
-        kv_heads,
-        precision,
-        device,
-        allow_nonfinite,
+        q, k, v, options, layout, k_layout, heads, kv_heads, precision, device, allow_nonfinite
     )
     asked = ask_stages(
         problem,
@@ -157,24 +150,22 @@ def entropy(
         ResourceError: a device that is not there.
     """
     thresholds = thresholds_of(label_limits or {}, "label_limits")
-    layouts = layout, k_layout
-    declared = read_keywords(options)
-    if weights is not None:
-        if q is not None or k is not None or v is not None:
-            raise UsageError("weights", "expected no q, k and v beside them, got some")
-        tensor = as_tensor(weights, "weights")
-        problem = problem_of_weights(
-            tensor,
-            declared,
-            precision=choice_of(Precision, precision, "precision"),
-            device=str(tensor.device) if device is None else device,
-            allow_nonfinite=allow_nonfinite,
-        )
-    else:
+    if weights is None:
         if q is None or k is None:
             raise UsageError("q" if q is None else "k", "expected q and k, or weights, got neither")
         problem = as_problem(
-            q, k, v, declared, layouts, heads, kv_heads, precision, device, allow_nonfinite
+            q, k, v, options, layout, k_layout, heads, kv_heads, precision, device, allow_nonfinite
+        )
+    elif q is not None or k is not None or v is not None:
+        raise UsageError("weights", "expected no q, k and v beside them, got some")
+    else:
+        tensor = as_tensor(weights, "weights")
+        problem = problem_of_weights(
+            tensor,
+            read_keywords(options),
+            precision=choice_of(Precision, precision, "precision"),
+            device=str(tensor.device) if device is None else device,
+            allow_nonfinite=allow_nonfinite,
         )
     selection = select(problem, whole_numbers(batch_index), whole_numbers(head_index))
     wanted = Wanted(top_key=per_row, per_key=per_key, sink_keys=sink_keys)
@@ -263,64 +254,11 @@ def variance(q: TensorLike = None, k: TensorLike = None, **keywords: Any) -> Any
         UsageError: options that make no sense, or do not fit the shapes.
     """
     if q is None and k is None:
-        return _experiments(**keywords)
+        return tuple(experiments(experiment_specs(**keywords)))
     if q is None or k is None:
         raise UsageError("q" if q is None else "k", "expected q and k, got one of them")
-    return _audited(q, k, **keywords)
-
-
-def _experiments(
-    *,
-    dk: int | Sequence[int] = 64,
-    dist: DistributionName | str = DistributionName.NORMAL,
-    scale_rule: ScaleRule | str | float | Sequence[ScaleRule | str | float] = ScaleRule.SQRT,
-    temperatures: float | Sequence[float] = 1.0,
-    **others: Any,
-) -> tuple[ExperimentRecord, ...]:
-    """The records of every d_k, those of one d_k for every rule and temperature."""
-    specs = experiment_specs(
-        _listed(dk),
-        [parse_scale_rule(str(rule)) for rule in _listed(scale_rule)],
-        [float(temperature) for temperature in _listed(temperatures)],
-        dist=choice_of(DistributionName, dist, "dist"),
-        **others,
-    )
-    return tuple(experiments(specs))
-
-
-def _listed(value: Any) -> list[Any]:
-    several = isinstance(value, Sequence) and not isinstance(value, str)
-    return list(value) if several else [value]
-
-
-def _audited(
-    q: TensorLike,
-    k: TensorLike,
-    *,
-    layout: Layout | str = Layout.BHSD,
-    k_layout: Layout | str | None = None,
-    heads: int | None = None,
-    kv_heads: int | None = None,
-    precision: Precision | str = Precision.AUTO,
-    device: str = "auto",
-    allow_nonfinite: bool = False,
-    **options: Any,
-) -> Audited:
-    """The audit of every head."""
-    attention_options = read_keywords(options)
-    layouts = layout, k_layout
-    problem = as_problem(
-        q,
-        k,
-        None,
-        attention_options,
-        layouts,
-        heads,
-        kv_heads,
-        precision,
-        device,
-        allow_nonfinite,
-    )
+    given = {name: keywords.pop(name) for name in READING & keywords.keys()}
+    problem = as_problem(q, k, None, keywords, **given)
     records = tuple(audit(problem))
     return Audited(records=records, diagnoses=tuple(map(diagnosis, records)), problem=problem)
 
@@ -383,9 +321,8 @@ def check(
     }
     require_candidates(actual, rtol, atol)
     declared, order = read_keywords(options), choice_of(Layout, layout, "layout")
-    layouts = layout, k_layout
     problem = as_problem(
-        q, k, v, declared, layouts, heads, kv_heads, precision, device, allow_nonfinite
+        q, k, v, options, layout, k_layout, heads, kv_heads, precision, device, allow_nonfinite
     )
     found = check_tensors(problem, declared, actual, order, rtol=rtol, atol=atol)
     return Checked(comparisons=found.comparisons, hypotheses=found.hypotheses, problem=problem)
@@ -411,25 +348,25 @@ def as_problem(
     q: TensorLike,
     k: TensorLike,
     v: TensorLike,
-    options: AttentionOptions,
-    layouts: tuple[Layout | str, Layout | str | None],
-    heads: int | None,
-    kv_heads: int | None,
-    precision: Precision | str,
-    device: str | None,
-    allow_nonfinite: bool,
+    options: Mapping[str, Any],
+    layout: Layout | str = Layout.BHSD,
+    k_layout: Layout | str | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    precision: Precision | str = Precision.AUTO,
+    device: str | None = "auto",
+    allow_nonfinite: bool = False,
 ) -> Problem:
     """A checked problem from what a caller gave; arguments and errors as for `make_problem`.
 
     A `device` of None means where q is.
     """
     queries = as_tensor(q, "q")
-    layout, k_layout = layouts
     return make_problem(
         queries,
         as_tensor(k, "k"),
         None if v is None else as_tensor(v, "v"),
-        options,
+        read_keywords(options),
         layout=choice_of(Layout, layout, "layout"),
         k_layout=None if k_layout is None else choice_of(Layout, k_layout, "k_layout"),
         heads=heads,

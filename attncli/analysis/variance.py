@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from attncli.analysis.options import choice_of
 from attncli.attention.check.candidate import Target
 from attncli.attention.options import DistributionName
 from attncli.attention.problem import Problem
@@ -16,6 +18,7 @@ from attncli.attention.variance.experiment import (
     ExperimentSpec,
     ScaleRule,
     experiment,
+    parse_scale_rule,
 )
 from attncli.attention.variance.fit_scale import ScaleCandidate, ScaleFit, fit_scale
 from attncli.attention.variance.moments import ScoreMoments
@@ -38,48 +41,52 @@ FIT_SCALE = (
 
 
 def experiment_specs(
-    widths: Sequence[int],
-    rules: Sequence[ScaleRule | float],
-    temperatures: Sequence[float],
     *,
-    dist: DistributionName | None = None,
+    dk: int | Sequence[int] = 64,
+    scale_rule: ScaleRule | str | float | Sequence[ScaleRule | str | float] = ScaleRule.SQRT,
+    temperatures: float | Sequence[float] = 1.0,
+    dist: DistributionName | str = DistributionName.NORMAL,
     mean: float | None = None,
     std: float | None = None,
-    correlation: float | None = None,
+    correlation: float = 0.0,
     df: float | None = None,
-    **sizes: int | None,
+    **sizes: int,
 ) -> list[ExperimentSpec]:
-    """What to draw for each d_k, each once; None stands for the default.
+    """What to draw for each d_k, each once.
 
     Args:
-        widths: of queries and keys, d_k.
-        rules, temperatures: side by side on the same draws.
-        dist, mean, std, correlation, df: of the entries, as in `Distribution`.
+        dk: width of queries and keys.
+        scale_rule, temperatures: side by side on the same draws.
+        dist, mean, std, correlation, df: of the entries, as in `Distribution`; None for its own.
         sizes: samples, keys and seed, as in `ExperimentSpec`.
 
     Raises:
         UsageError: values that make no sense.
         ResourceError: they take more memory than there is.
     """
-    name = dist or DistributionName.NORMAL
+    name = choice_of(DistributionName, dist, "dist")
     if df is not None and name is not DistributionName.STUDENT_T:
         raise UsageError("«df»", f"expected «dist=student-t» beside it, got {name}")
     moments = {"mean": mean, "std": std, "correlation": correlation, "df": df}
     given = {key: value for key, value in moments.items() if value is not None}
-    distribution = Distribution(name=name, **given)
     specs = [
         ExperimentSpec(
-            dk=dk,
-            distribution=distribution,
-            rules=tuple(dict.fromkeys(rules)),
-            temperatures=tuple(dict.fromkeys(temperatures)),
-            **{key: value for key, value in sizes.items() if value is not None},
+            dk=width,
+            distribution=Distribution(name=name, **given),
+            rules=tuple(dict.fromkeys(parse_scale_rule(str(one)) for one in _listed(scale_rule))),
+            temperatures=tuple(dict.fromkeys(map(float, _listed(temperatures)))),
+            **sizes,
         )
-        for dk in dict.fromkeys(widths)
+        for width in dict.fromkeys(_listed(dk))
     ]
     for spec in specs:
         require_memory("«dk», «keys»", spec.bytes_needed)
     return specs
+
+
+def _listed(value: Any) -> list[Any]:
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    return list(value) if several else [value]
 
 
 def experiments(specs: Sequence[ExperimentSpec]) -> Iterator[ExperimentRecord]:

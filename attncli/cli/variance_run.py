@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from attncli.analysis.inputs import describe, load_groups, read_tensor
@@ -31,7 +32,7 @@ from attncli.analysis.variance import (
     fit_to,
 )
 from attncli.attention.options import DistributionName, Precision
-from attncli.attention.variance.experiment import ExperimentSpec, ScaleRule, parse_scale_rule
+from attncli.attention.variance.experiment import ExperimentSpec
 from attncli.attention.variance.moments import audit, diagnosis
 from attncli.cli.commands import AuditOptions, ExperimentOptions, OutputOptions
 from attncli.cli.output import Record, make_printer, write_result
@@ -82,13 +83,12 @@ def _refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None
 def _run_experiment(
     options: ExperimentOptions, words: AttentionWords, output: OutputOptions, printer: Printer
 ) -> None:
-    names = ("samples", "keys", "dist", "mean", "std", "correlation", "df", "seed")
-    specs = experiment_specs(
-        int_ranges("«dk»", options.dk) or (64,),
-        _rules(options, words),
-        _temperatures(options, words),
-        **{name: getattr(options, name) for name in names},
-    )
+    asked = asdict(options) | {
+        "dk": int_ranges("«dk»", options.dk),
+        "scale_rule": _rules(options, words),
+        "temperatures": _temperatures(options, words),
+    }
+    specs = experiment_specs(**{key: value for key, value in asked.items() if value is not None})
     write_result(
         output.format,
         printer,
@@ -123,19 +123,19 @@ def _drawn(specs: list[ExperimentSpec]) -> dict[str, Any]:
     }
 
 
-def _rules(options: ExperimentOptions, words: AttentionWords) -> tuple[ScaleRule | float, ...]:
+def _rules(options: ExperimentOptions, words: AttentionWords) -> Sequence[str | float] | None:
     if words.scale is None:
         if options.scale_rule is not None and not several(options.scale_rule):
             raise UsageError("«scale_rule»", "expected at least one value, got none")
-        return tuple(map(parse_scale_rule, several(options.scale_rule) or [ScaleRule.SQRT]))
+        return several(options.scale_rule) or None
     if options.scale_rule:
         raise UsageError("«scale»", "expected one of «scale» and «scale_rule», got both")
-    return floats("«scale»", words.scale) or ()
+    return floats("«scale»", words.scale)
 
 
-def _temperatures(options: ExperimentOptions, words: AttentionWords) -> tuple[float, ...]:
+def _temperatures(options: ExperimentOptions, words: AttentionWords) -> Sequence[float] | None:
     if words.temperature is None:
-        return floats("«temperatures»", options.temperatures) or (1.0,)
+        return floats("«temperatures»", options.temperatures)
     if options.temperatures:
         problem = "expected one of «temperature» and «temperatures», got both"
         raise UsageError("«temperature»", problem)
