@@ -20,15 +20,14 @@ PACKAGE = Path(attncli.__file__).parent
 
 # What each package may import of the others, for its types as well; `attncli` is the version.
 ARROWS = {
-    "attention": {"columns", "errors", "spelling"},
+    "attention": {"columns", "errors"},
     "files": {"errors"},
-    "analysis": {"attention", "columns", "errors", "files", "spelling"},
-    "report": {"attention", "attncli", "columns", "errors", "files", "spelling"},
+    "analysis": {"attention", "columns", "errors", "files"},
+    "report": {"attention", "attncli", "columns", "errors", "files"},
     "api": {"analysis", "attention", "columns", "errors", "files"},
-    "cli": {"analysis", "attention", "attncli", "columns", "errors", "files", "report", "spelling"},
+    "cli": {"analysis", "attention", "attncli", "columns", "errors", "files", "report"},
     "columns": set(),
     "errors": set(),
-    "spelling": set(),
     "attncli": {"analysis", "api", "attention", "errors"},
     "__main__": {"cli"},
 }
@@ -55,7 +54,7 @@ PUT_OFF = {
     "attncli.files.reader": "torch, for which a .pt file alone has use",
 }
 # Options are spelt there alone: everything else names fields, and each caller hears its own way.
-SPELLS_OPTIONS = {"cli", "report", "spelling"}
+SPELLS_OPTIONS = {"cli", "report"}
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from attncli.analysis.options import AttentionWords, choice_of, finite, floats, integers, several
 from attncli.analysis.tensor_files import FROM_FILES, HeldTensor
 from attncli.attention.options import OPTIONS, AttentionOptions, Corner, Kind, MaskTrue
-from attncli.errors import DataError, UsageError, in_python
+from attncli.errors import ROWS, DataError, UsageError, in_python
 from attncli.files.roles import read_one
 from attncli.files.tensor import BY_NAME, StoredTensor, as_float, name_of, require_accepted
-from attncli.spelling import ROWS
 
 Values = TypeVar("Values", list[int], tuple[int, ...], tuple[float, ...])
 TensorLike = Any  # a torch tensor, a NumPy array, or nested lists of numbers

@@ -23,7 +23,7 @@ from attncli.analysis.options import AttentionWords, refuse_beyond_64_bits
 from attncli.attention.options import OPTIONS, Kind, MaskTrue, Told
 from attncli.cli.commands import COMMANDS
 from attncli.cli.failures import exit_code_of
-from attncli.errors import UsageError, on_command_line
+from attncli.errors import UsageError, on_command_line, option_name
 
 # What Typer makes of an option of each kind; text is read later, when a file may be opened for it.
 WORDS: dict[Kind | None, Any] = {
@@ -107,7 +107,7 @@ def _annotated(name: str, kind: Any, told: Told, panel: str) -> Any:
     help = escaped(on_command_line(told.help))
     if told.positional:
         return Annotated[kind, typer.Argument(metavar=told.metavar, help=help)]
-    names = told.names or ("--" + name.replace("_", "-"),)
+    names = told.names or (option_name(name),)
     if told.kind is Kind.FLAG:
         names = (f"{names[0]}/--no-{names[0][2:]}",)
     option = typer.Option(

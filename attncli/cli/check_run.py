@@ -24,10 +24,9 @@ from attncli.cli.commands import CheckOptions, OutputOptions
 from attncli.cli.output import Record, make_printer, write_result
 from attncli.cli.progress import progress
 from attncli.columns import columns_of
-from attncli.errors import CheckFailedError, UsageError
+from attncli.errors import CheckFailedError, UsageError, option_words
 from attncli.report.check import check_tables, pair_tables
 from attncli.report.printer import Printer
-from attncli.spelling import option_words
 
 # Cells that take seconds.
 WORTH_WATCHING = 1 << 25

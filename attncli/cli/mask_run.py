@@ -34,13 +34,12 @@ from attncli.attention.options import Layout
 from attncli.cli.commands import MaskOptions, OutputOptions
 from attncli.cli.output import Record, make_printer, write_result
 from attncli.columns import Column, columns_of, record_of
-from attncli.errors import AttncliError, CheckFailedError, UsageError
+from attncli.errors import AttncliError, CheckFailedError, UsageError, options_text
 from attncli.files.roles import read_one
 from attncli.files.text import shown
 from attncli.report import Format
 from attncli.report.mask import comparison_tables, kinds_table, mask_tables
 from attncli.report.printer import Printer
-from attncli.spelling import options_text
 
 FAILURES = ("empty-rows", "unused-keys", "leak")
 

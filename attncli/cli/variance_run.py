@@ -37,7 +37,7 @@ from attncli.attention.variance.moments import audit, diagnosis
 from attncli.cli.commands import AuditOptions, ExperimentOptions, OutputOptions
 from attncli.cli.output import Record, make_printer, write_result
 from attncli.columns import record_of
-from attncli.errors import UsageError
+from attncli.errors import UsageError, option_name
 from attncli.report.printer import Printer
 from attncli.report.variance import audit_tables, experiment_tables, fit_tables
 
@@ -75,8 +75,7 @@ def _refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None
     for name, default in defaults_of(options).items():
         value = getattr(options, name)
         if value != default and value is not None and name not in besides:
-            prefix = "--no-" if value is False else "--"
-            option = prefix + name.replace("_", "-")
+            option = option_name(f"no_{name}" if value is False else name)
             raise UsageError(option, f"{why}, got {option} alone")
 
 

@@ -21,10 +21,10 @@ from attncli.attention.masks.compare import Cell, Leak, MaskComparison
 from attncli.attention.masks.mask import Mask
 from attncli.attention.masks.rules import BooleanMask
 from attncli.columns import Column, columns_of
+from attncli.errors import options_text
 from attncli.files.text import shown
 from attncli.report.printer import Printer, heading, paragraph
 from attncli.report.table import TableColumn, decimals, labels_of_batch, record_table, table
-from attncli.spelling import options_text
 
 Record = dict[str, Any]
 

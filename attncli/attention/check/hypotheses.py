@@ -37,7 +37,7 @@ from attncli.attention.check.variant import (
 from attncli.attention.check.walk import Tolerance
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem
-from attncli.spelling import options_text
+from attncli.errors import options_text
 
 # Of several that explain a candidate only those count whose errors are about as small as the
 # best one's: in half precision much lies within the tolerance.
