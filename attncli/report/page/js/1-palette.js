@@ -1,0 +1,97 @@
+"use strict";
+// What the other files share: elements, numbers as text, colours, groups of buttons.
+// The files of this folder are joined in the order of their names, inside one function. The page
+// allows no style attributes and no HTML from strings: styles are set by property, text as text.
+
+const $ = id => document.getElementById(id);
+const root = document.documentElement;
+const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
+const range = n => Array.from({ length: n }, (_, i) => i);
+const sum = list => list.reduce((a, b) => a + b, 0);
+const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+/** An element with properties, or attributes where it has no such property, and children. */
+function el(tag, props = {}, ...children) {
+  const e = document.createElement(tag);
+  for (const name in props) name in e ? (e[name] = props[name]) : e.setAttribute(name, props[name]);
+  e.append(...children);
+  return e;
+}
+const text = (tag, textContent, className = "") => el(tag, { textContent, className });
+
+/** A formula, in which what follows a _ is set lower. */
+const formula = words => words.split(/_(\w)/).map((part, i) => (i % 2 ? text("sub", part) : part));
+
+/** The same for SVG, where all are attributes. */
+function svg(tag, attributes, ...children) {
+  const e = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const name in attributes) e.setAttribute(name, attributes[name]);
+  e.append(...children);
+  return e;
+}
+
+/** Moves an element to a place in pixels, and gives it a size if there is one. */
+function place(e, left, top, width, height) {
+  Object.assign(e.style, { left: `${left}px`, top: `${top}px` });
+  if (width !== undefined) Object.assign(e.style, { width: `${width}px`, height: `${height}px` });
+}
+
+// ---- Numbers: a true minus, and no digits that are not there ------------------------------------
+function fixed(x, digits = 2) {
+  if (x === null || Number.isNaN(x)) return x === null ? "–" : "NaN";
+  if (!Number.isFinite(x)) return x < 0 ? "−∞" : "∞";
+  return x.toFixed(digits).replace(/^-(?=.*[1-9])/, "−").replace("-", "");
+}
+function scientific(x) {
+  const [digits, power] = x.toExponential(1).split("e");
+  const raised = [...String(+power)].map(c => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c]));
+  return `${digits.replace("-", "−")}·10${raised.join("")}`;
+}
+const percent = x => `${Math.round(100 * x)} %`;
+
+// ---- Colours ------------------------------------------------------------------------------------
+const system = matchMedia("(prefers-color-scheme: dark)");
+const theme = () => root.dataset.theme || (system.matches ? "dark" : "light");
+const bytesOfHex = hex => Uint8Array.from(hex.match(/../g), pair => parseInt(pair, 16));
+
+/** Place of u (0 to 1) on a ramp of 256 colours, as the index of its red byte. */
+const placeOf = u => 3 * clamp(Math.round(u * 255), 0, 255);
+const colour = (ramp, u) => `rgb(${ramp.subarray(placeOf(u), placeOf(u) + 3)})`;
+/** The colour of text that can be read on a ramp at u. */
+function inkOn(ramp, u) {
+  const [r, g, b] = ramp.subarray(placeOf(u));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 135 ? "#16141d" : "#fdfcf7";
+}
+
+// ---- Keys and buttons ---------------------------------------------------------------------------
+/** [rows down, columns across] that a key moves; those of FAR go to the end. */
+const ARROWS = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
+const FAR = { Home: [0, -1e9], End: [0, 1e9], PageUp: [-1e9, 0], PageDown: [1e9, 0] };
+const moveOf = e => (e.ctrlKey || e.metaKey || e.altKey ? undefined : ARROWS[e.key] ?? FAR[e.key]);
+
+/** Fills a box with buttons that exclude each other, moved among by arrow keys, and returns what
+ * marks the current one. `options`: [value, text, name if it says more]; `role`: or "tab". */
+function choices(box, options, get, set, role = "radio") {
+  const mark = () =>
+    [...box.children].forEach((button, i) => {
+      const on = options[i][0] === get();
+      button.setAttribute(role === "tab" ? "aria-selected" : "aria-checked", on);
+      button.tabIndex = on ? 0 : -1;
+    });
+  const button = ([value, textContent, ariaLabel = null]) => {
+    const onclick = () => (set(value), mark());
+    return el("button", { type: "button", role, textContent, ariaLabel, title: ariaLabel ?? "", onclick });
+  };
+  box.replaceChildren(...options.map(button));
+  box.onkeydown = e => {
+    const move = moveOf(e);
+    if (!move) return;
+    e.preventDefault();
+    const to = [...box.children].indexOf(document.activeElement) + move[0] + move[1];
+    const next = box.children[Math.abs(to) > 99 ? clamp(to, 0, options.length - 1) : to];
+    (next ?? box.children[to < 0 ? options.length - 1 : 0]).focus();
+    document.activeElement.click();
+  };
+  mark();
+  return mark;
+}
