@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,42 +126,37 @@ def _gather(
     kept = sum(count for count in cells if count <= max_values)
     advice = "--format csv, --save, --rows and --stage need less"
     require_memory("--max-values", BYTES_A_VALUE * kept, advice)
-    with _saver(options.save, asked, results) as writer:
+    with ExitStack() as stack:
+        saver = None
+        if options.save is not None:
+            saver = stack.enter_context(TensorSaver(options.save, _saved(asked, results)))
         for one, found in zip(asked, results, strict=True):
-            one.asked.gather(found, max_values, writer(one))
+            write = None if saver is None else partial(_write, saver, one.made.group.name)
+            one.asked.gather(found, max_values, write)
     if options.save is not None:
         printer.note(f"wrote {options.save}")
     return results
 
 
-@contextmanager
-def _saver(
-    save: str | None, asked: list[GroupStages], results: list[Results]
-) -> Iterator[Callable[[GroupStages], Callable[[StageResult, Block], None] | None]]:
-    """A function from a group to what writes its blocks to the tensors of `--save`, if any."""
-    if save is None:
-        yield lambda one: None
-        return
-
-    def name_of(one: GroupStages, stage: Stage) -> str:
-        return f"{one.made.group.name}.{stage}" if one.made.group.name else str(stage)
-
-    shapes = {
-        name_of(one, stage): (result.shape, one.made.problem.numpy_dtype)
+def _saved(
+    asked: list[GroupStages], results: list[Results]
+) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """The tensors of `--save`: name → shape and dtype."""
+    return {
+        _saved_name(one.made.group.name, stage): (result.shape, one.made.problem.numpy_dtype)
         for one, found in zip(asked, results, strict=True)
         for stage, result in found.items()
     }
-    with TensorSaver(save, shapes) as saver:
 
-        def writer(one: GroupStages) -> Callable[[StageResult, Block], None]:
-            def write(result: StageResult, block: Block) -> None:
-                batch, head = result.place(block)
-                rows = slice(block.at, block.at + len(block.rows))
-                saver.write(name_of(one, block.stage), (batch, head, rows), block.values.numpy())
 
-            return write
+def _saved_name(group: str, stage: Stage) -> str:
+    return f"{group}.{stage}" if group else str(stage)
 
-        yield writer
+
+def _write(saver: TensorSaver, group: str, result: StageResult, block: Block) -> None:
+    batch, head = result.place(block)
+    rows = slice(block.at, block.at + len(block.rows))
+    saver.write(_saved_name(group, block.stage), (batch, head, rows), block.values.numpy())
 
 
 # ── for programs ─────────────────────────────────────────────────────────────────────────────
@@ -186,20 +182,22 @@ def _document(
     printer: Printer,
 ) -> Iterator[str]:
     """The JSON document: one group as it stands, several by name."""
-    inputs = {one.made.group.name: one.made.group.described for one in asked}
-    params = {one.made.group.name: _params(one, options) for one in asked}
-    data = {
-        one.made.group.name: _data(one, found, options, output)
-        for one, found in zip(asked, results, strict=True)
-    }
-    name = asked[0].made.group.name
-    alone = len(asked) == 1
+    names = [one.made.group.name for one in asked]
+
+    def by_name(told: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        return dict(zip(names, told, strict=True))
+
+    together = zip(asked, results, strict=True)
+    inputs = by_name(one.made.group.described for one in asked)
+    params = by_name(_params(one, options) for one in asked)
+    data = by_name(_data(one, found, options, output) for one, found in together)
+    alone = len(names) == 1
     return document(
         "compute",
-        inputs=inputs[name] if alone else inputs,
-        params=params[name] if alone else params,
+        inputs=inputs[names[0]] if alone else inputs,
+        params=params[names[0]] if alone else params,
         warnings=printer.warned,
-        data=data[name] if alone else {"groups": data},
+        data=data[names[0]] if alone else {"groups": data},
     )
 
 
