@@ -139,27 +139,8 @@ def load_weights(options: FileOptions, names: Sequence[str]) -> list[Group]:
     _refuse(options, others, "is about Q, K and V", "«weights»")
     if options.layout is not Layout.BHSD:
         raise UsageError("«layout»", "expected nothing beside «weights», got it")
-    groups, told = [], set()
-    for found in weights_in([*names, *(options.files or [])], options.group or []):
-        stored = found.read()
-        tensor = as_torch(stored, options.dtype)
-        said = (
-            *(() if found.file.source in told else found.file.warnings),
-            *doubts(stored, options.dtype),
-        )
-        told.add(found.file.source)
-        groups.append(
-            Group(
-                found.file.source,
-                found.name,
-                {"weights": tensor},
-                {"weights": describe(stored.source, tensor)},
-                declared=found.declared,
-                labels=found.labels,
-                warnings=said,
-            )
-        )
-    return groups
+    found = weights_in([*names, *(options.files or [])], options.group or [])
+    return [read_group(group, options.dtype) for group in found]
 
 
 def _doubt_layout(groups: Sequence[FileGroup]) -> None:
@@ -245,12 +226,14 @@ def describe(source: str, tensor: torch.Tensor) -> dict[str, Any]:
 
 def read_group(group: FileGroup, dtype: str | None = None) -> Group:
     """The tensors of files, cast where a dtype is asked for."""
-    tensors, described = {}, {}
-    for role, (file, header) in group.roles.items():
-        stored = file.read(header.name)
+    tensors, described, own = {}, {}, []
+    for role, (file, _) in group.roles.items():
+        stored = group.read(role)
         tensors[role] = as_torch(stored, dtype)
-        file.warnings.extend(text for text in doubts(stored, dtype) if text not in file.warnings)
         described[role] = describe(stored.source, tensors[role])
+        new = [text for text in doubts(stored, dtype) if text not in file.warnings]
+        file.warnings.extend(new)
+        own += new
     return Group(
         group.source,
         group.name,
@@ -258,7 +241,7 @@ def read_group(group: FileGroup, dtype: str | None = None) -> Group:
         described,
         declared=group.declared,
         labels=group.labels,
-        warnings=group.warnings,
+        warnings=group.warnings if group.warns else tuple(own),
     )
 
 

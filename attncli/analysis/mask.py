@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.analysis.attention_arguments import as_array, read_keywords
-from attncli.analysis.tensor_files import FileGroup, WeightsGroup, groups_in, weights_in
+from attncli.analysis.tensor_files import FileGroup, groups_in, weights_in
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Leak, leaks
@@ -228,11 +228,11 @@ def shown_by_weights(names: Sequence[str], wanted: Sequence[str]) -> MaskInputs:
             problem = f"expected one mask, got those of {first.place} and {other.place}"
             raise UsageError("«group»", problem, "the zeros of their weights differ: choose one")
     declared = {name: value for name, value in first.declared.items() if name not in BEFORE_WEIGHTS}
-    warnings = list(first.file.warnings)
+    warnings = list(first.warnings)
     if others:
         warnings.append(f"the {len(others) + 1} groups of weights have their zeros in common")
     return MaskInputs(
-        groups=(FileGroup(first.file.source, first.name, {}, declared, first.labels),),
+        groups=(replace(first, roles={}),),
         lengths=dict(zip(_AXES, shown.shape, strict=True)),
         declared=declared,
         mask=shown,
@@ -241,9 +241,9 @@ def shown_by_weights(names: Sequence[str], wanted: Sequence[str]) -> MaskInputs:
     )
 
 
-def _weighted(group: WeightsGroup) -> NDArray[np.bool_]:
+def _weighted(group: FileGroup) -> NDArray[np.bool_]:
     """Bool (B, H, S_q, S_k): where the weights are not 0."""
-    weights = as_array(group.read())
+    weights = as_array(group.read("weights"))
     if not 2 <= weights.ndim <= 4 or weights.dtype.kind not in "fiu":
         got = f"{weights.dtype} {weights.shape}"
         raise DataError(group.place, f"expected weights (B, H, S_q, S_k), got {got}")

@@ -65,14 +65,15 @@ class FileGroup:
     """Tensors that belong together, not read yet.
 
     Attributes:
-        source: the bundle they are in; None for files of one tensor each.
-        name: the group's name in its bundle; "" for none.
-        roles: "q", "k", "v", those that are there → file and header.
+        source: the file they are in; None for files of one tensor each.
+        name: the group's name in its file; "" for none.
+        roles: "q", "k", "v", those that are there, or "weights" → file and header.
         declared: options that the bundle declares for this group, by their names: in its metadata,
             for all groups or this one, and as tensors of the group or of the bundle.
         labels: a token per position, one row of them for all batches or one per batch; None for
             none.
         warns: whether it speaks for its files: of a bundle the first group does.
+        layer: which of the first axis of its tensors; None where there is none of layers.
     """
 
     source: str | None
@@ -81,6 +82,7 @@ class FileGroup:
     declared: dict[str, Any] = field(default_factory=dict)
     labels: Labels | None = None
     warns: bool = True
+    layer: int | None = None
 
     @property
     def place(self) -> str:
@@ -92,6 +94,14 @@ class FileGroup:
         """What the reader of the results should know of the files; reading may add to it."""
         files = {id(file): file for file, _ in self.roles.values() if self.warns}
         return tuple(text for file in files.values() for text in file.warnings)
+
+    def read(self, role: str) -> StoredTensor:
+        """The tensor that plays a role, of its layer alone."""
+        file, header = self.roles[role]
+        whole = file.read(header.name)
+        if self.layer is None:
+            return whole
+        return replace(whole, source=f"{whole.source}[{self.layer}]", array=whole.array[self.layer])
 
 
 def groups_in(names: Sequence[str], wanted: Sequence[str]) -> list[FileGroup]:
@@ -236,42 +246,8 @@ def _labels(given: Any, file: TensorFile) -> Labels | None:
     return tuple(tuple(map(str, row)) for row in rows)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsGroup:
-    """Weights of one layer, not read yet.
-
-    Attributes:
-        file, header: where they are.
-        layer: which of the first axis; None where there is none of layers.
-        name: the group's name; "" for none.
-        declared: options that the bundle declares for this group, by their names.
-        labels: a token per position, one row of them for all batches or one per batch; None for
-            none.
-    """
-
-    file: TensorFile
-    header: TensorHeader
-    layer: int | None = None
-    name: str = ""
-    declared: dict[str, Any] = field(default_factory=dict)
-    labels: Labels | None = None
-
-    @property
-    def place(self) -> str:
-        """Its file and name, for messages."""
-        return f"{self.file.source}, group {self.name}" if self.name else self.file.source
-
-    def read(self) -> StoredTensor:
-        """The tensor, of its layer alone."""
-        whole = self.file.read(self.header.name)
-        if self.layer is None:
-            return whole
-        source = f"{whole.source}[{self.layer}]"
-        return replace(whole, source=source, array=whole.array[self.layer])
-
-
-def weights_in(names: Sequence[str], wanted: Sequence[str]) -> list[WeightsGroup]:
-    """The groups of files of weights, in the order of the files and of what these hold.
+def weights_in(names: Sequence[str], wanted: Sequence[str]) -> list[FileGroup]:
+    """The groups of files of weights, which is their one role, in the order of the files.
 
     Args:
         names: FILE, of which all tensors are weights or those called so, or FILE::NAME.
@@ -283,31 +259,31 @@ def weights_in(names: Sequence[str], wanted: Sequence[str]) -> list[WeightsGroup
     """
     found = [group for spec in names for group in _weights_in_file(*split_name(spec))]
     asked = names_asked(wanted, {group.name for group in found})
-    if not asked:
-        return found
-    chosen = []
     for name in asked:
-        named = [group for group in found if group.name == name]
-        if not named:
+        if all(group.name != name for group in found):
             known = listed(group.name or '""' for group in found)
             raise UsageError("«group»", f"expected some of {known}, got {name!r}")
-        chosen += named
-    return chosen
+    if asked:
+        found = [group for name in asked for group in found if group.name == name]
+    sources = [group.source for group in found]
+    return [
+        replace(group, warns=group.source not in sources[:place])
+        for place, group in enumerate(found)
+    ]
 
 
-def _weights_in_file(source: str, name: str | None) -> Iterator[WeightsGroup]:
+def _weights_in_file(source: str, name: str | None) -> Iterator[FileGroup]:
+    """A group for each tensor, or for each of its layers."""
     file = open_file(source)
     several = len(file.headers) > 1
     for header in _headers_of_weights(file, name):
-        own = header.name or ""
-        if len(header.shape) == LAYERED:
-            prefix = f"{own}." if several else ""
-            for layer in range(header.shape[0]):
-                group = f"{prefix}layers.{layer}"
-                yield WeightsGroup(file, header, layer, group, *declared_in(file, group))
-        else:
-            group = own if several else ""
-            yield WeightsGroup(file, header, None, group, *declared_in(file, group))
+        own = (header.name or "") if several else ""
+        layers = range(header.shape[0]) if len(header.shape) == LAYERED else (None,)
+        for layer in layers:
+            group = own if layer is None else ".".join(filter(None, (own, f"layers.{layer}")))
+            declared, labels = declared_in(file, group)
+            roles = {"weights": (file, header)}
+            yield FileGroup(file.source, group, roles, declared, labels, layer=layer)
 
 
 def _headers_of_weights(file: TensorFile, name: str | None) -> list[TensorHeader]:
