@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from attncli.analysis.attention_arguments import as_array, read_keywords
 from attncli.analysis.tensor_files import FileGroup, groups_in, weights_in
-from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place
+from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place, undeclared_leaks
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Leak, leaks
 from attncli.attention.masks.mask import HeadMask, Mask
-from attncli.attention.masks.recognise import undeclared_leaks
 from attncli.attention.options import BEFORE_WEIGHTS, OPTIONS, AttentionOptions, Layout
 from attncli.attention.sizes import PACKED, Sizes, layout_doubts, to_bhsd
 from attncli.errors import DataError, UsageError, in_python

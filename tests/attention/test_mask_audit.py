@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_masks import plain_mask
 
-from attncli.attention.masks.audit import MaskRecord, audit, cell_counts
+from attncli.attention.masks.audit import MaskRecord, audit, cell_counts, undeclared_leaks
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Cell, compare, differing_cells, leaks
 from attncli.attention.masks.mask import HeadMask, Mask
-from attncli.attention.masks.recognise import undeclared_leaks
 from attncli.attention.masks.rules import BooleanMask
 from attncli.attention.options import AttentionOptions
 from attncli.attention.sizes import Sizes

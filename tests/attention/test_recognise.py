@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from plain_masks import plain_mask
 
+from attncli.attention.masks.audit import MaskRecognition, recognise, recognise_mask
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.masks.patterns import Pattern, ranges
-from attncli.attention.masks.recognise import MaskRecognition, recognise, recognise_mask
 from attncli.attention.options import AttentionOptions
 from attncli.attention.sizes import Sizes
 

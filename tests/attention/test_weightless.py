@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attncli
-from attncli.attention.masks.build import build_mask
-from attncli.attention.masks.weightless import UNDERFLOW
+from attncli.attention.masks.build import UNDERFLOW, build_mask
 from attncli.attention.options import AttentionOptions
 from attncli.attention.sizes import Sizes
 from attncli.errors import UsageError

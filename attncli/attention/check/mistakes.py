@@ -15,8 +15,8 @@ import torch
 
 from attncli.attention.check.candidate import REVERSE, LayoutError, apply_layout_error
 from attncli.attention.check.variant import Rotation, SoftmaxOver, Variant
+from attncli.attention.masks.build import MINUS_A_LOT
 from attncli.attention.masks.rules import AdditiveMask, BooleanMask
-from attncli.attention.masks.weightless import MINUS_A_LOT
 from attncli.attention.options import DOCUMENTS, Corner, MaskTrue
 from attncli.attention.problem import Problem
 

@@ -1,30 +1,86 @@
-"""Count what a mask lets through, one record per batch and head, and on a grid to be drawn."""
+"""What a mask is and what it lets through: in words, as counts per batch and head, on a grid.
+
+It is said exactly, as the inverse of something, or nearest to something. Of the patterns that give
+the same cells the one with the fewest numbers is named (`Pattern.cost`): "full" before padding,
+padding by a length before causality with a window, those before packed documents, and padding key
+by key last. Rules that do not show at the mask's size are not named.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.attention.masks.compare import distinct_heads
+from attncli.attention.masks.build import blocks_of, build_mask
+from attncli.attention.masks.compare import Leak, distinct_heads, leak
+from attncli.attention.masks.fit import Nearest, complete, fit, nearest_of
 from attncli.attention.masks.interval_mask import IntervalMask, SortedIntervals
 from attncli.attention.masks.mask import HeadMask, Mask, count_columns
-from attncli.attention.masks.recognise import (
-    MaskRecognition,
-    Recognition,
-    combine,
-    described,
-    recognise,
-    recognise_mask,
-)
-from attncli.attention.masks.weightless import blocks_of
-from attncli.attention.options import AttentionOptions
+from attncli.attention.masks.patterns import Option, Pattern, describe, merge, options_of
+from attncli.attention.masks.positions import read_documents
+from attncli.attention.options import DOCUMENTS, AttentionOptions
 from attncli.columns import column
 
 _MOST_VALUES = 16
+_LISTED = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recognition:
+    """What one batch and head of a mask is.
+
+    Attributes:
+        description: in words.
+        pattern: gives exactly the cells, in the fewest numbers; None where no known pattern does.
+        buildable: likewise, and options build it; None where no options do.
+        inverse: gives exactly the hidden cells, where that is the likelier intention or the only
+            pattern there is; None elsewhere.
+        nearest: the known pattern that differs in the fewest cells, where none is exact.
+        view: the batch and head.
+    """
+
+    description: str
+    view: HeadMask
+    pattern: Pattern | None = None
+    buildable: Pattern | None = None
+    inverse: Pattern | None = None
+    nearest: Nearest | None = None
+
+    @property
+    def options(self) -> dict[str, Any] | None:
+        """Options, by their names in AttentionOptions, that build the mask; None if none do."""
+        return None if self.buildable is None else options_of([self.buildable])
+
+    @property
+    def probably_inverted(self) -> bool:
+        """Whether true and false have probably been exchanged."""
+        return self.inverse is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskRecognition:
+    """What a mask is as a whole.
+
+    Attributes:
+        description: in words, of all batches and heads together.
+        options: options, by their names in AttentionOptions, that build it for its number of
+            batches; None if none do, or if its heads differ.
+        parts: batch (None where all are alike), head (likewise), and what each of them is.
+    """
+
+    description: str
+    options: dict[str, Any] | None
+    parts: tuple[tuple[int | None, int | None, Recognition], ...]
+
+    @property
+    def probably_inverted(self) -> bool:
+        """Whether true and false have probably been exchanged in some batch or head."""
+        return any(part.probably_inverted for _, _, part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,39 +150,25 @@ def audit(mask: Mask, options: AttentionOptions | None = None, *, named: int = 1
             None to go by the cells alone.
         named: how many empty rows and unused keys to name.
     """
-    judged = _of_cells(mask, named)
-    if options is None:
-        return judged
-    options_of = {(batch, head): one.options for batch, head, one in judged.recognition.parts}
+    recognition, lenient = recognise_mask(mask), None
+    also, own = "", {}
+    if mask.spared is not None:
+        # Rows of nothing but −10,000 or finfo.min: whoever writes that means to hide.
+        lenient = recognise_mask(mask.hiding_below(mask.spared))
+        also = f"; with values of {mask.spared:g} or less as hidden everywhere: "
+        own = {(batch, head): part.description for batch, head, part in lenient.parts}
+
+    def told(one: MaskRecognition | Recognition, meant: str) -> str:
+        said = f"{one.description}{also}{meant}"
+        return said if options is None else described(mask, options, said, one.options)
+
+    whole = "" if lenient is None else lenient.description
     records = tuple(
-        replace(one, description=described(mask, options, one.description, of_part))
-        for one in judged.records
-        for of_part in [options_of[one.batch, one.head]]
+        _record(batch, head, part, told(part, own.get((batch, head), whole)), named)
+        for batch, head, part in recognition.parts
     )
-    said = described(mask, options, judged.description, judged.recognition.options)
-    return replace(judged, records=records, description=said)
-
-
-def _of_cells(mask: Mask, named: int) -> MaskAudit:
-    """What is visible, whoever asked for it."""
-    found = [(*each, recognise(each[2])) for each in distinct_heads(mask)]
-    records = tuple(_record(*each, named) for each in found)
-    recognition = combine(found)
     added = None if mask.added is None else _added_values(mask.added)
-    line = mask.spared
-    if line is None:
-        return MaskAudit(records, recognition.description, recognition, None, added)
-    # Rows of nothing but −10,000 or finfo.min: whoever writes that means to hide.
-    lenient = recognise_mask(mask.hiding_below(line))
-    own = {(batch, head): part.description for batch, head, part in lenient.parts}
-    also = f"; with values of {line:g} or less as hidden everywhere: "
-    records = tuple(
-        replace(one, description=f"{one.description}{also}{meant}")
-        for one in records
-        for meant in [own.get((one.batch, one.head), lenient.description)]
-    )
-    said = f"{recognition.description}{also}{lenient.description}"
-    return MaskAudit(records, said, recognition, lenient, added)
+    return MaskAudit(records, told(recognition, whole), recognition, lenient, added)
 
 
 def place(batch: int | None, head: int | None) -> str:
@@ -137,9 +179,9 @@ def place(batch: int | None, head: int | None) -> str:
 
 
 def _record(
-    batch: int | None, head: int | None, view: HeadMask, recognition: Recognition, named: int
+    batch: int | None, head: int | None, part: Recognition, description: str, named: int
 ) -> MaskRecord:
-    profile = view.marginals
+    view, profile = part.view, part.view.marginals
     empty, unused = (np.flatnonzero(each == 0) for each in (profile.counts, profile.used))
     return MaskRecord(
         batch=batch,
@@ -155,7 +197,7 @@ def _record(
         first_unused_keys=tuple(unused[:named].tolist()),
         keys_min=int(profile.counts.min()) if view.rows else None,
         keys_max=int(profile.counts.max()) if view.rows else None,
-        description=recognition.description,
+        description=description,
     )
 
 
@@ -176,6 +218,197 @@ def _added_values(added: NDArray[Any]) -> AddedValues:
         maximum=highest if highest > -np.inf else None,
         hidden=hidden,
     )
+
+
+def recognise(view: HeadMask) -> Recognition:
+    """Say what one batch and head of a mask is."""
+    pattern, buildable = fit(view)
+    if pattern is not None:
+        said, inverse = _with_suspicion([pattern]), _suspected(pattern)
+        return Recognition(said, view, pattern=pattern, buildable=buildable, inverse=inverse)
+    inverse, _ = fit(view.inverse)
+    if inverse is not None and inverse.offset in (None, *inverse.corners):
+        said = f"probably inverted: {describe([inverse])}"
+        return Recognition(said, view, inverse=inverse)
+    nearest = nearest_of(view)
+    return Recognition(f"no known pattern; {nearest.words}", view, nearest=nearest)
+
+
+def recognise_mask(mask: Mask) -> MaskRecognition:
+    """Say what a mask on the host is, all batches and heads together."""
+    parts = tuple((batch, head, recognise(view)) for batch, head, view in distinct_heads(mask))
+    found = [part for _, _, part in parts]
+    if not found:
+        return MaskRecognition(description="full", options={}, parts=())
+    built = [part.buildable for part in found]
+    if len({head for _, head, _ in parts}) == 1:
+        joint, told = _joint(found, built), _joint(found, [part.pattern for part in found])
+        options = None if joint is None else options_of(joint)
+        if told is not None:
+            said = _with_suspicion(told)
+            return MaskRecognition(description=said, options=options, parts=parts)
+    words = {part.description for part in found}
+    if len(words) == 1:
+        alike = len({None if one is None else one.numbers for one in built}) == 1
+        options = found[0].options if alike else None
+        return MaskRecognition(description=words.pop(), options=options, parts=parts)
+    listed = [
+        f"{place(batch, head).strip(' ()').replace(',', '')}: {part.description}"
+        for batch, head, part in parts[:_LISTED]
+    ]
+    more = [f"… {len(parts)} in all"] if len(parts) > _LISTED else []
+    return MaskRecognition(description=" | ".join(listed + more), options=None, parts=parts)
+
+
+def described(mask: Mask, options: AttentionOptions, said: str, found: Option) -> str:
+    """What a mask is, in words that leave out nothing that its options ask for.
+
+    Args:
+        mask: on the host, built of the options.
+        options: what was asked for.
+        said: what the mask is by its cells alone.
+        found: the options that build these; None if none do.
+    """
+    asked = _asked_words(mask, options)
+    padding = {"key_lengths", "key_padding"} & (found or {}).keys()
+    for name in ("causal", "left_window", "right_window", *_LOOSER, *_PADDING, *DOCUMENTS):
+        value = getattr(options, name)
+        nothing = value is None or value is False or (name in _LOOSER and value == _LOOSER[name])
+        told = name in (found or {}) or (name in _PADDING and padding) or asked == said
+        told = told or (name in DOCUMENTS and "segments" in (found or {}))
+        if nothing or told:
+            continue
+        if options.attn_mask is not None:
+            return f"{said}; asked for beside the file: {asked}"
+        return asked if found is None else f"{asked}; here the same as: {said}"
+    return said
+
+
+# Options that change nothing at these values.
+_LOOSER = {"sink_window": 0, "prefix": 0, "dilation": 1}
+_PADDING = ("key_lengths", "key_padding")
+
+
+def _asked_words(mask: Mask, options: AttentionOptions) -> str:
+    """What the options ask for, whatever of it shows."""
+    batches = range(mask.sizes.batch if mask.differs(0) else 1)
+    said = describe(merge([_asked(options, mask, batch) for batch in batches]))
+    if mask.shift is None or mask.offset is not None:
+        return said
+    offset = options.query_offset
+    offsets = ",".join(map(str, offset)) if isinstance(offset, tuple) else offset
+    at = f"at offset {offsets}" if isinstance(offset, int | tuple) else f"{offset}"
+    return f"{said}; positions counted in each document, {at}"
+
+
+def _asked(options: AttentionOptions, mask: Mask, batch: int) -> Pattern:
+    """The pattern that the options ask for in one batch, whatever of it shows."""
+    sizes, own = mask.sizes, mask.shift is not None and mask.offset is None
+    offset = 0 if own else None
+    if mask.offset is not None and options.needs_positions:
+        offset = int(mask.offset[batch if len(mask.offset) > 1 else 0])
+    ends = [0] if options.causal else []
+    ends += [] if options.right_window is None else [options.right_window]
+    documents, _ = read_documents(options, sizes)
+    keys = None if documents is None else documents.keys
+    padded = None if options.key_padding is None else mask.real_keys(batch)
+    lengths = options.key_lengths
+    return Pattern(
+        q_len=sizes.k_len if own else sizes.q_len,  # no corner is that of the whole
+        k_len=sizes.k_len,
+        lowest=None if options.left_window is None else (offset or 0) - options.left_window,
+        kept=options.sink_window or None,
+        highest=(offset or 0) + min(ends) if ends else None,
+        prefix=options.prefix or None,
+        position=offset,
+        dilation=options.dilation if options.dilation != 1 else None,
+        length=None if lengths is None or padded is not None else lengths[batch % len(lengths)],
+        keep=padded,
+        ids=None if keys is None else keys[batch % len(keys)],
+    )
+
+
+def undeclared_leaks(mask: Mask, recognition: MaskRecognition, named: int = 10) -> list[Leak]:
+    """What a mask that is no known pattern shows beyond the pattern nearest to it.
+
+    Where no rule is declared, this is the best guess at the rule that was meant. One leak for each
+    batch and head that has such a pattern, even if it shows nothing beyond it.
+
+    Args:
+        mask: on the host.
+        recognition: what `recognise_mask` says of it.
+        named: how many cells to name for each batch and head.
+    """
+    found = []
+    for batch, head, part in recognition.parts:
+        if part.nearest is None or part.nearest.inverted:
+            continue
+        pattern, view = part.nearest.pattern, mask.head(batch or 0, head or 0)
+        options = AttentionOptions(**(options_of([pattern]) or {}))
+        rule = build_mask(options, replace(mask.sizes, batch=1, heads=1)).head(0, 0)
+        found.append(leak(describe([pattern]), [(batch, head, view, rule, view.rows)], named))
+    return found
+
+
+def _with_suspicion(patterns: Sequence[Pattern]) -> str:
+    """The words of the patterns, and of what they may be the inverse of by mistake."""
+    said = describe(patterns)
+    inverse = [_suspected(pattern) for pattern in patterns]
+    suspected = [pattern for pattern in inverse if pattern is not None]
+    if len(suspected) < len(patterns):
+        return said
+    inverted = f"probably inverted: {describe(suspected)}"
+    lowest = patterns[0].lowest
+    if lowest is not None and lowest > max(patterns[0].corners):
+        return inverted  # only the future is visible: nobody declares that
+    return f"{said}; or {inverted}"
+
+
+def _suspected(pattern: Pattern) -> Pattern | None:
+    """What a mistaken True or False would have made of another pattern to give this one.
+
+    Only the future visible is causality the wrong way round. Only the last keys visible is padding
+    on the left, or padding on the right the wrong way round.
+    """
+    p = pattern
+    if p.hidden_rows is not None or p.highest is not None or p.kept is not None:
+        return None
+    if p.lowest is None:
+        hides_first = p.ids is None and p.padded_left is not None
+        return replace(p, keep=None, length=p.padded_left) if hides_first else None
+    if p.ids is not None or not (p.lowest - 1 in p.corners or p.lowest >= max(p.corners)):
+        return None
+    inverse = replace(p, lowest=None, highest=p.lowest - 1)
+    if p.padded_left is None:
+        return inverse
+    return replace(inverse, keep=None, prefix=p.padded_left)  # hidden before, so visible after
+
+
+def _joint(
+    parts: Sequence[Recognition], found: Sequence[Pattern | None]
+) -> Sequence[Pattern] | None:
+    """The patterns of all batches, told so that they differ in numbers only, where they can be."""
+    own = [pattern for pattern in found if pattern is not None]
+    if len(own) < len(found):
+        return None
+    if len({_shape(pattern) for pattern in own}) == 1:
+        return merge(own)
+    bare = [replace(pattern, length=None, keep=None) for pattern in own]
+    for pattern in {pattern.numbers: pattern for pattern in bare}.values():
+        if not pattern.shows_in_sums or pattern.hidden_rows is not None:
+            continue  # read from the cells of one batch
+        fitted = [complete(pattern, part.view.marginals) for part in parts]
+        patterns = [pattern for pattern in fitted if pattern is not None]
+        if len(patterns) == len(own):
+            return merge(patterns)
+    return None
+
+
+def _shape(p: Pattern) -> tuple[Any, ...]:
+    """What must be alike for two patterns to be told as one."""
+    hidden = None if p.hidden_rows is None else p.hidden_rows.tobytes()
+    shape = (p.causal, p.offset is None, p.left, p.right, p.kept, p.prefix, p.dilation)
+    return *shape, p.ids is None, hidden
 
 
 @dataclass(frozen=True, slots=True, eq=False)

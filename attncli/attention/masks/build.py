@@ -1,19 +1,24 @@
 """From options to a mask: what comes from outside is checked, and becomes the rules that it means.
 
 Every positional rule (causal, windows, prefix) leaves each query one interval of keys, so together
-they are two integers per query. Padding files, segments and mask files stay what they are.
+they are two integers per query. Padding files, segments and mask files stay what they are, but that
+it is decided here, for every command, which keys a float mask hides without saying −∞: who writes
+−10,000 or finfo.min into a mask means to hide, and the softmax gives such a key a weight of exactly
+0 wherever its row has another. It counts as hidden there. A row of nothing but such keys stays as
+the softmax has it: to move all logits of a row by one number changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.attention.masks.mask import Mask
+from attncli.attention.masks.mask import BLOCK_CELLS, Mask, drop_page_cache, head_masks
 from attncli.attention.masks.positions import (
     Placement,
     RealCells,
@@ -26,18 +31,9 @@ from attncli.attention.masks.rules import (
     BooleanMask,
     Dilation,
     KeyInterval,
-    KeyLengths,
     KeyPadding,
     Rule,
     Segments,
-)
-from attncli.attention.masks.weightless import (
-    UNDERFLOW,
-    Reach,
-    blocks_of,
-    hide_weightless,
-    read_values,
-    rounded_down,
 )
 from attncli.attention.options import AttentionOptions, MaskTrue
 from attncli.attention.sizes import FLOAT64_CELLS, Sizes
@@ -47,6 +43,17 @@ from attncli.errors import DataError, UsageError
 _WIDEST = 2**62
 
 _WHERE = "«attn_mask»"
+# ln of half the smallest number above 0, by bytes of the arithmetic: e^x of less is exactly 0.
+UNDERFLOW = {4: -103.972, 8: -745.133}
+# Additive values at or below this are meant as "minus infinity": −10,000 is the smallest such
+# habit in use, and no honest bias comes near it.
+MINUS_A_LOT = -1e4
+
+# Values further apart are not of one kind: e^−30 of a weight is lost in any sum of them.
+_GAP = 30.0
+_MOST_RANGES = 16
+
+Reach = Callable[[float], float]
 
 
 def build_mask(
@@ -65,13 +72,14 @@ def build_mask(
         placement: where the queries stand; None for where the options say.
         itemsize: bytes of a number of the arithmetic, which decides which numbers of a float mask
             leave a key no weight at all; None for the arithmetic that these sizes usually have.
-        reach: see `hide_weightless`.
+        reach: by how much the logits of a row may differ before a float mask is added, at most;
+            asked with what would not matter.
 
     Raises:
         UsageError: an option does not fit the sizes, or needs a query offset that is not given.
         DataError: a mask or padding array has the wrong shape or values.
     """
-    real, warnings = read_real_cells(options, sizes)
+    real, warnings = _real_cells(options, sizes)
     documents, said = read_documents(options, sizes)
     warnings += said
     if placement is None:
@@ -87,15 +95,13 @@ def build_mask(
     if options.dilation is not None:
         assert positions is not None  # `place` has refused the other case
         rules.append(Dilation(positions, options.dilation))
-    if options.key_lengths is not None:
-        rules.append(KeyLengths(real.key_lengths))
-    if real.key_padding is not None:
-        rules.append(KeyPadding(real.key_padding))
+    if options.key_lengths is not None or options.key_padding is not None:
+        rules.append(KeyPadding(real.keys))
     if documents is not None:
         rules.append(Segments(documents.keys, documents.of_queries(positions)))
         warnings += segment_doubts(options.segments)
     if options.attn_mask is not None:
-        file, said = read_mask(options, sizes)
+        file, said = _read_mask(options, sizes)
         rules.append(file)
         warnings = [*said, *warnings]
     mask = Mask(
@@ -107,40 +113,32 @@ def build_mask(
     )
     if mask.added is not None and options.hide_below is None:
         size = itemsize or (8 if sizes.cells <= FLOAT64_CELLS else 4)
-        mask, said = hide_weightless(mask, UNDERFLOW[size], reach)
+        mask, said = _hide_weightless(mask, UNDERFLOW[size], reach)
         warnings += said
     return replace(mask, warnings=tuple(warnings))
 
 
 def placement_of(options: AttentionOptions, sizes: Sizes) -> Placement | None:
     """Where the queries stand; None where positions are not defined."""
-    real, _ = read_real_cells(options, sizes)
+    real, _ = _real_cells(options, sizes)
     return place(options, sizes, real, read_documents(options, sizes)[0])[0]
 
 
-def read_real_cells(options: AttentionOptions, sizes: Sizes) -> tuple[RealCells, list[str]]:
-    """What is padding by lengths and by the padding file, and what was assumed.
-
-    Raises:
-        UsageError: lengths that do not fit the sizes.
-        DataError: a padding array has the wrong shape or values.
-    """
-    keys = per_batch(options.key_lengths, "key_lengths", sizes.batch, sizes.k_len)
-    queries = per_batch(options.query_lengths, "query_lengths", sizes.batch, sizes.q_len)
+def _real_cells(options: AttentionOptions, sizes: Sizes) -> tuple[RealCells, list[str]]:
+    """What is padding by lengths and by the padding file, and what was assumed."""
+    lengths = _per_batch(options.key_lengths, "key_lengths", sizes.batch, sizes.k_len)
+    queries = _per_batch(options.query_lengths, "query_lengths", sizes.batch, sizes.q_len)
+    keys = np.arange(sizes.k_len) < lengths[:, None]  # (B | 1, S_k)
     if options.key_padding is None:
-        return RealCells(keys, None, queries), []
-    keep, said = read_key_padding(options.key_padding, sizes)
-    return RealCells(keys, keep, queries), said
+        return RealCells(keys, queries), []
+    keep, said = _key_padding(options.key_padding, sizes)
+    return RealCells(keys & keep, queries), said
 
 
-def per_batch(
+def _per_batch(
     lengths: tuple[int, ...] | None, name: str, batch: int, limit: int
 ) -> NDArray[np.int64]:
-    """Lengths as int64 (B | 1,); the whole axis where none are given.
-
-    Raises:
-        UsageError: neither one length nor one per batch, or a length beyond the axis.
-    """
+    """Lengths as int64 (B | 1,); the whole axis where none are given."""
     if lengths is None:
         return np.array([limit], np.int64)
     if len(lengths) not in (1, batch):
@@ -154,11 +152,7 @@ def per_batch(
 
 
 def _slopes(options: AttentionOptions, sizes: Sizes) -> NDArray[np.float64] | None:
-    """Slopes of ALiBi, float64 (H,): those given, or those of its paper; None without it.
-
-    Raises:
-        UsageError: not one finite slope per head.
-    """
+    """Slopes of ALiBi, float64 (H,): those given, or those of its paper; None without it."""
     if options.alibi_slopes is None:
         return alibi_slopes(sizes.heads) if options.alibi else None
     given, heads = options.alibi_slopes, sizes.heads
@@ -182,14 +176,8 @@ def alibi_slopes(heads: int) -> NDArray[np.float64]:
     Source: Press, Smith and Lewis, "Train Short, Test Long" (2022), reference implementation.
     """
     whole = 1 << (heads.bit_length() - 1) if heads else 0
-    slopes = _geometric_slopes(whole)
-    if whole < heads:
-        slopes = np.concatenate([slopes, _geometric_slopes(2 * whole)[::2][: heads - whole]])
-    return slopes
-
-
-def _geometric_slopes(heads: int) -> NDArray[np.float64]:
-    return np.exp2(-8.0 * np.arange(1, heads + 1) / max(heads, 1))
+    below, above = (np.exp2(-8.0 * np.arange(1, n + 1) / max(n, 1)) for n in (whole, 2 * whole))
+    return np.concatenate([below, above[::2][: heads - whole]])
 
 
 def _positional(
@@ -217,19 +205,14 @@ def _positional(
     yield KeyInterval(first, np.maximum(first, np.clip(stop, 0, sizes.k_len)), kept)
 
 
-def read_mask(
+def _read_mask(
     options: AttentionOptions, sizes: Sizes
 ) -> tuple[BooleanMask | AdditiveMask, list[str]]:
-    """The rule that the attention mask of the options is, and what was assumed or looks wrong.
-
-    Raises:
-        DataError: a shape that does not fit or is ambiguous, integers beyond 0 and 1, NaN or
-            +inf, or `mask_true` "drop" beside a mask that is added.
-    """
+    """The rule that the attention mask of the options is, and what was assumed or looks wrong."""
     assert options.attn_mask is not None  # whoever asks has one
     mask, shown = as_rank_4(options.attn_mask, sizes), options.mask_true is MaskTrue.KEEP
     if mask.dtype.kind in "biu":
-        said = []
+        said: list[str] = []
         if options.hide_below is not None:
             said.append(f"«hide_below»: {_WHERE} is boolean, and has no numbers to be below it")
         if mask.dtype != bool:
@@ -240,16 +223,14 @@ def read_mask(
         raise DataError(_WHERE, f"expected booleans, 0 and 1, or floats, got {mask.dtype}")
     if not shown:
         raise DataError(_WHERE, f"expected a boolean mask beside «mask_true», got {mask.dtype}")
-    values = read_values(mask)
-    said = []
-    if values.only_zero_one:
-        said.append(
-            f"{_WHERE}: a float mask is added to the logits, and this one holds only 0 and 1; "
-            "was a boolean mask meant?"
-        )
-    limit = -np.inf if options.hide_below is None else options.hide_below
-    hidden_below = float(rounded_down(limit, mask.dtype))
-    return AdditiveMask(mask, values.lowest, hidden_below, values.ranges), said
+    added, only_zero_one = _read_added(mask)
+    if options.hide_below is not None:
+        added = replace(added, hidden_below=float(_rounded_down(options.hide_below, mask.dtype)))
+    doubt = (
+        f"{_WHERE}: a float mask is added to the logits, and this one holds only 0 and 1; was a "
+        "boolean mask meant?"
+    )
+    return added, [doubt] if only_zero_one else []
 
 
 def as_rank_4(mask: NDArray[Any], sizes: Sizes) -> NDArray[Any]:
@@ -282,12 +263,8 @@ def as_rank_4(mask: NDArray[Any], sizes: Sizes) -> NDArray[Any]:
     return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
 
 
-def read_key_padding(padding: NDArray[Any], sizes: Sizes) -> tuple[NDArray[np.bool_], list[str]]:
-    """Key padding as bool (B | 1, S_k), True = real key, with what was assumed.
-
-    Raises:
-        DataError: another shape, or values that are not boolean.
-    """
+def _key_padding(padding: NDArray[Any], sizes: Sizes) -> tuple[NDArray[np.bool_], list[str]]:
+    """Key padding as bool (B | 1, S_k), True = real key, with what was assumed."""
     where, said = "«key_padding»", []
     keep = np.atleast_2d(padding)
     if keep.ndim != 2 or keep.shape[0] not in (1, sizes.batch) or keep.shape[1] != sizes.k_len:
@@ -309,3 +286,184 @@ def _refuse_other_integers(mask: NDArray[Any], where: str) -> None:
             raise DataError(
                 where, f"expected integers 0 and 1 or a boolean or float mask, got {wrong[0]}"
             )
+
+
+def blocks_of(mask: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """The rank-4 mask in blocks of whole rows, (rows, S_k), few enough to hold at once."""
+    for batch in mask:
+        for head in batch:
+            step = max(1, BLOCK_CELLS // max(1, head.shape[-1]))
+            for start in range(0, len(head), step):
+                block = head[start : start + step]
+                yield block
+                drop_page_cache(block)
+
+
+def _read_added(mask: NDArray[Any]) -> tuple[AdditiveMask, bool]:
+    """Look at every number of a float mask once; whether there are 0 and 1 alone.
+
+    Raises:
+        DataError: NaN or +inf among them.
+    """
+    ranges: list[tuple[float, float]] = []
+    lowest, zero_or_one, any_one = np.inf, True, False
+    for block in blocks_of(mask):
+        if not block.size:
+            continue
+        high, low = float(block.max()), float(block.min())
+        if not high < np.inf:  # NaN outlives a maximum
+            raise DataError(_WHERE, "expected finite values or -inf, got NaN or +inf")
+        lowest = min(lowest, low)
+        if zero_or_one:
+            zero_or_one = low >= 0 and high <= 1 and bool(((block == 0) | (block == 1)).all())
+            any_one = any_one or high == 1
+        if low == -np.inf:
+            low = float(np.where(block == -np.inf, block.dtype.type(high), block).min())
+        if low >= high - _GAP:  # one range, or none of finite numbers; most masks are done here
+            ranges = _merged([*ranges, (high, low)]) if high > -np.inf else ranges
+        else:
+            ranges = _merged([*ranges, *_ranges(block[block > -np.inf])])
+    return AdditiveMask(mask, lowest, ranges=tuple(ranges)), zero_or_one and any_one
+
+
+def _rounded_down(value: Any, dtype: Any) -> Any:
+    """The largest number of a dtype, as such, that is no larger; of a number or of an array."""
+    with np.errstate(over="ignore"):
+        near = np.asarray(value, np.float64).astype(dtype)
+        return np.where(near > value, np.nextafter(near, dtype.type(-np.inf)), near)[()]
+
+
+def _ranges(values: NDArray[Any]) -> Iterator[tuple[float, float]]:
+    """(highest, lowest) of finite values, cut from the top; what is left in the end is one."""
+    for _ in range(_MOST_RANGES):
+        if not values.size:
+            return
+        high = float(values.max())
+        near = values >= _rounded_down(high - _GAP, values.dtype)
+        yield high, float(values[near].min())
+        values = values[~near]
+    if values.size:
+        yield float(values.max()), float(values.min())
+
+
+def _merged(ranges: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for high, low in sorted(ranges, reverse=True):
+        if found and (high >= found[-1][1] - _GAP or len(found) == _MOST_RANGES):
+            found[-1] = found[-1][0], min(low, found[-1][1])
+        else:
+            found.append((high, low))
+    return found
+
+
+def _hide_weightless(mask: Mask, underflow: float, reach: Reach) -> tuple[Mask, list[str]]:
+    """Count as hidden what a mask file's numbers make weightless beside a row's other keys.
+
+    Returns:
+        The mask, and what is a matter of opinion about it.
+    """
+    file, limit = mask.file, underflow
+    if not isinstance(file, AdditiveMask) or not file.ranges:
+        return mask, []
+    ranges = file.ranges
+    highest, lowest = ranges[0][0], ranges[-1][1]
+    if lowest - highest < underflow:
+        gaps = [below[0] - above[1] for above, below in pairwise(ranges)]
+        clear = [gap for gap in gaps if gap < underflow]
+        limit -= reach(underflow - max(clear, default=underflow))
+    decided = mask, 0, -np.inf
+    if lowest - highest < limit:
+        level = _level(ranges, limit)
+        decided = _by_row(mask, highest, limit) if level is None else _by_level(mask, level)
+    found, rows, top = decided
+    if highest <= MINUS_A_LOT:
+        rows = sum(int((view.marginals.counts > 0).sum()) for _, _, view in head_masks(mask))
+        top = highest
+    said = [*_of_opinion(ranges, limit)]
+    if not rows:
+        return found, said
+    line = _line(top)
+    said.append(
+        f"{_WHERE}: {'1 row holds' if rows == 1 else f'{rows} rows hold'} nothing but values of "
+        f"{line} or less; they are added as they stand, which makes a row uniform or a plain "
+        f"softmax, never empty; «hide_below={line}» makes it empty"
+    )
+    assert isinstance(found.file, AdditiveMask)  # as before
+    return found.with_file(replace(found.file, spared=top)), said
+
+
+def _level(ranges: Sequence[tuple[float, float]], limit: float) -> float | None:
+    """The highest number that hides beside any of those above it; None where rows differ in that.
+
+    None of those above it hides another, and none below.
+    """
+    for above, below in pairwise(ranges):
+        alike = above[1] - ranges[0][0] >= limit and ranges[-1][1] - below[0] >= limit
+        if alike and below[0] - above[1] < limit:
+            return below[0]
+    return None
+
+
+# The mask with most rows decided; how many see nothing but what is meant to hide and stay as they
+# stand, heads that are alike counted once; and the highest number in these.
+_Decided = tuple[Mask, int, float]
+
+
+def _by_level(mask: Mask, level: float) -> _Decided:
+    """Every row but those that see nothing above the level hides what is not above it."""
+    hiding, limits, hopeless = mask.hiding_below(level), None, 0
+    for batch, head, view in head_masks(hiding):
+        none_left = view.marginals.counts == 0
+        if none_left.any():
+            none_left &= mask.head(batch or 0, head or 0).marginals.counts > 0
+            hopeless += int(none_left.sum())
+        if none_left.any():
+            limits = _limits(mask, level) if limits is None else limits
+            limits[batch or 0, head or 0, : view.rows, 0][none_left] = -np.inf
+    return hiding if limits is None else mask.hiding_below(limits), hopeless, level
+
+
+def _by_row(mask: Mask, highest: float, limit: float) -> _Decided:
+    """Every row hides what is further below the highest number that it sees."""
+    limits, hopeless, highest_of_these = _limits(mask, -np.inf), 0, -np.inf
+    for batch, head, view in head_masks(mask):
+        for rows, seen in view.blocks():
+            added = np.where(seen, view.additive(rows), -np.inf).astype(np.float64)
+            top = added.max(-1, initial=-np.inf)  # (rows,)
+            # What is as low as finfo.min does not change by so little, but is not below itself.
+            with np.errstate(over="ignore"):
+                under = np.minimum(top + limit, np.nextafter(top, -np.inf))
+            limits[batch or 0, head or 0, rows, 0] = _rounded_down(under, limits.dtype)
+            low = (top < highest + limit) & (top > -np.inf)
+            hopeless += int(low.sum())
+            highest_of_these = max(highest_of_these, float(top[low].max(initial=-np.inf)))
+    return mask.hiding_below(limits), hopeless, highest_of_these
+
+
+def _limits(mask: Mask, value: float) -> NDArray[Any]:
+    """(B | 1, H | 1, S_q, 1), in the dtype of the file."""
+    batch, heads = (
+        length if mask.differs(axis) else 1
+        for axis, length in enumerate((mask.sizes.batch, mask.sizes.heads))
+    )
+    dtype: Any = None if mask.added is None else mask.added.dtype
+    limits: NDArray[Any] = np.full((batch, heads, mask.sizes.q_len, 1), value, dtype)
+    return limits
+
+
+def _of_opinion(ranges: Sequence[tuple[float, float]], limit: float) -> Iterator[str]:
+    """Numbers that may be meant to hide, but are not so low that they do."""
+    for above, below in pairwise(ranges):
+        if below[0] - above[1] >= limit:
+            line = _line(below[0])
+            yield (
+                f"{_WHERE}: values of {line} or less are added as they stand, and their keys count "
+                f"as visible; «hide_below={line}» counts them as hidden"
+            )
+            return
+
+
+def _line(value: float) -> str:
+    """A number in few digits, from which it does not stand out above."""
+    short = f"{value:g}"
+    return short if float(short) >= value else repr(value)

@@ -88,13 +88,11 @@ class IntervalMask:
 
     def hull(self) -> Hull:
         """The keys from each query's first to its last, in the order of the axis."""
-        found = [SortedIntervals(part).hull() for part in self.parts]
-        if len(found) == 1:
-            return found[0]
-        before, after = found
-        first = np.where(before.stop > before.first, before.first, after.first)
-        stop = np.where(after.stop > after.first, after.stop, before.stop)
-        return Hull(first, stop, False, self.kept, self.first)
+        found = self.marginals()
+        first, stop = np.minimum(found.first, found.last + 1), found.last + 1
+        if self.kept is not None:
+            return Hull(first, stop, False, self.kept, self.first)
+        return Hull(first, stop, bool((stop - first == found.counts).all()))
 
     def cells(self, rows: slice) -> NDArray[np.bool_]:
         """Bool (rows, S_k): True where the query sees the key."""
@@ -198,16 +196,13 @@ class SortedIntervals:
 
     def __init__(self, of: IntervalMask) -> None:
         self.of = of
-        real = np.arange(of.k_len)
-        if of.keep is not None:
-            real = np.flatnonzero(of.keep)
-        self._codes: NDArray[np.int64] | None = None
+        self.keys = np.arange(of.k_len) if of.keep is None else np.flatnonzero(of.keep)
         if of.key_ids is not None:
-            codes = of.key_ids[real] * (of.k_len + 1) + real
+            codes = of.key_ids[self.keys] * (of.k_len + 1) + self.keys
             order = np.argsort(codes, kind="stable")
-            real, self._codes = real[order], codes[order]
-        self.keys = real
-        self._before = self._count_before() if self._codes is None else None
+            self.keys, self._codes = self.keys[order], codes[order]
+        elif of.keep is not None:
+            self._before = np.concatenate([[0], np.cumsum(of.keep, dtype=np.int64)])
         self.low = self.below(of.first)
         self.high = np.maximum(self.low, self.below(of.stop))
         if of.query_ids is not None:  # a query without a document sees nothing
@@ -219,15 +214,11 @@ class SortedIntervals:
         Args:
             limit: int64 (S_q,), 0 to S_k, one for each query.
         """
-        if self._codes is None:
-            assert self._before is not None
-            found: NDArray[np.int64] = self._before[limit]
-            return found
-        ids = self.of.query_ids
-        assert ids is not None
-        wanted = ids * (self.of.k_len + 1) + limit
-        place: NDArray[np.int64] = np.searchsorted(self._codes, wanted)
-        return place
+        if self.of.query_ids is not None:
+            wanted = self.of.query_ids * (self.of.k_len + 1) + limit
+            return np.searchsorted(self._codes, wanted)
+        found: NDArray[np.int64] = limit if self.of.keep is None else self._before[limit]
+        return found
 
     def marginals(self) -> Marginals:
         """Counts, first and last key of each row, and queries of each key."""
@@ -240,21 +231,6 @@ class SortedIntervals:
         used = np.zeros(self.of.k_len, np.int64)
         used[self.keys] = coverage(self.low, self.high, len(self.keys))
         return Marginals(counts, first, last, used)
-
-    def hull(self) -> Hull:
-        """The keys from each query's first to its last, in the order of the axis."""
-        counts = self.high - self.low
-        first, stop = np.zeros_like(counts), np.zeros_like(counts)
-        some = counts > 0
-        first[some] = self.keys[self.low[some]]
-        stop[some] = self.keys[self.high[some] - 1] + 1
-        return Hull(first, stop, bool((stop - first == counts).all()))
-
-    def _count_before(self) -> NDArray[np.int64]:
-        k_len, keep = self.of.k_len, self.of.keep
-        if keep is None:
-            return np.arange(k_len + 1)
-        return np.concatenate([[0], np.cumsum(keep, dtype=np.int64)])
 
 
 def coverage(low: NDArray[np.int64], high: NDArray[np.int64], length: int) -> NDArray[np.int64]:
@@ -274,8 +250,12 @@ def intersection(a: IntervalMask, b: IntervalMask) -> IntervalMask:
     keys, queries = a.key_ids, a.query_ids
     if keys is None or queries is None:
         keys, queries = b.key_ids, b.query_ids
-    elif b.key_ids is not None and b.query_ids is not None:
-        keys, queries = _paired_ids(keys, queries, b.key_ids, b.query_ids)
+    elif b.key_ids is not None and b.query_ids is not None:  # both divisions count
+        width = 1 + max(int(ids.max(initial=0)) for ids in (b.key_ids, b.query_ids))
+        pairs, keys = np.unique(keys * width + b.key_ids, return_inverse=True)
+        wanted = np.where((queries < 0) | (b.query_ids < 0), -1, queries * width + b.query_ids)
+        place = np.minimum(np.searchsorted(pairs, wanted), max(0, len(pairs) - 1))
+        queries = np.where(np.isin(wanted, pairs), place, -1)
     kept = a.kept if b.kept is None else b.kept
     return IntervalMask(a.k_len, first, stop, keep, keys, queries, kept)
 
@@ -288,29 +268,3 @@ def row_differences(a: IntervalMask, b: IntervalMask) -> NDArray[np.int64]:
         for found in map(SortedIntervals, parts):
             difference += times * (found.high - found.low)
     return difference
-
-
-def _paired_ids(
-    keys_a: NDArray[np.int64],
-    queries_a: NDArray[np.int64],
-    keys_b: NDArray[np.int64],
-    queries_b: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Documents of keys and queries where two divisions into documents both count."""
-    width = 1 + max(int(keys_b.max(initial=0)), int(queries_b.max(initial=0)))
-    pairs, key_ids = np.unique(keys_a * width + keys_b, return_inverse=True)
-    wanted = queries_a * width + queries_b
-    place = np.searchsorted(pairs, wanted)
-    known = (place < len(pairs)) & (queries_a >= 0) & (queries_b >= 0)
-    known[known] = pairs[place[known]] == wanted[known]
-    return key_ids.astype(np.int64), np.where(known, place, -1)
-
-
-def document_of(
-    key_ids: NDArray[np.int64], position: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The documents of the keys, and of queries at these positions: −1 off the axis."""
-    on_axis = (position >= 0) & (position < len(key_ids))
-    if not len(key_ids):
-        return key_ids, np.full(len(position), -1, np.int64)
-    return key_ids, np.where(on_axis, key_ids[np.where(on_axis, position, 0)], -1)

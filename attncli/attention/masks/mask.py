@@ -23,7 +23,15 @@ from attncli.attention.masks.interval_mask import (
     SortedIntervals,
     intersection,
 )
-from attncli.attention.masks.rules import AdditiveMask, Array, BooleanMask, CellBlock, Index, Rule
+from attncli.attention.masks.rules import (
+    AdditiveMask,
+    Array,
+    BooleanMask,
+    CellBlock,
+    Index,
+    KeyPadding,
+    Rule,
+)
 from attncli.attention.sizes import Sizes
 from attncli.errors import UsageError
 
@@ -121,10 +129,9 @@ class Mask:
 
     def real_keys(self, batch: int) -> NDArray[np.bool_]:
         """Bool (S_k,), False for the keys of this batch that are padding."""
-        k_len = self.sizes.k_len
-        found = [rule.real_keys(batch, k_len) for rule in self.on_host().rules]
-        real = np.ones(k_len, np.bool_)
-        return reduce(np.logical_and, [each for each in found if each is not None], real)
+        rules = [rule for rule in self.on_host().rules if isinstance(rule, KeyPadding)]
+        real = np.ones(self.sizes.k_len, np.bool_)
+        return reduce(np.logical_and, [rule.keep[batch % len(rule.keep)] for rule in rules], real)
 
     def head(self, batch: int, head: int) -> HeadMask:
         """One batch and head of it."""

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.attention.masks.interval_mask import IntervalMask, document_of
+from attncli.attention.masks.interval_mask import IntervalMask
+from attncli.attention.masks.positions import Documents
 
 Option = Any  # a value that AttentionOptions takes under the option's name
 
@@ -101,7 +102,7 @@ class Pattern:
             stop[self.hidden_rows] = 0
         position, keys, queries = index + (self.position or 0), None, None
         if self.ids is not None:
-            keys, queries = document_of(self.ids, position)
+            keys, queries = self.ids, Documents(self.ids[None], None).of_queries(position[None])[0]
         elif self.dilation is not None:
             keys, queries = np.arange(self.k_len) % self.dilation, position % self.dilation
         kept = None if self.kept is None else np.full(rows, self.kept)

@@ -68,19 +68,12 @@ class RealCells:
     """Which keys and queries are no padding.
 
     Attributes:
-        key_lengths: int64 (B | 1,), keys from here on are padding.
-        key_padding: bool (B | 1, S_k), True = real key; None for no such file.
+        keys: bool (B | 1, S_k), True = real key.
         query_lengths: int64 (B | 1,), queries from here on are padding.
     """
 
-    key_lengths: NDArray[np.int64]
-    key_padding: NDArray[np.bool_] | None
+    keys: NDArray[np.bool_]
     query_lengths: NDArray[np.int64]
-
-    def keys(self, batch: int, k_len: int) -> NDArray[np.bool_]:
-        """Bool (S_k,), True = real key."""
-        real: NDArray[np.bool_] = np.arange(k_len) < _of(self.key_lengths, batch)
-        return real if self.key_padding is None else real & _of(self.key_padding, batch)
 
 
 def read_documents(options: AttentionOptions, sizes: Sizes) -> tuple[Documents | None, list[str]]:
@@ -224,21 +217,17 @@ def _place_in_documents(
 ) -> tuple[Placement | None, list[str]]:
     """Each query as far into the keys of its document as into the queries of it, and an offset."""
     declared = options.query_offset
-    per_batch = (keys, queries, real.key_lengths, real.query_lengths)
-    batches = max(map(len, per_batch))
-    if real.key_padding is not None:
-        batches = max(batches, len(real.key_padding))
     offsets = np.zeros(1, np.int64)
     if declared is not None and not isinstance(declared, Corner):
         offsets = _per_batch(declared, sizes.batch)
-        batches = max(batches, len(offsets))
+    batches = max(map(len, (keys, queries, real.keys, real.query_lengths, offsets)))
     shifts = np.zeros((batches, sizes.q_len), np.int64)
     starts, gaps = np.zeros_like(shifts), False
     for batch in range(batches):
         own = _of(queries, batch)
         count = 1 + max(int(each.max(initial=-1)) for each in (own, _of(keys, batch)))
         rows = _Extent.of(own, np.arange(sizes.q_len) < _of(real.query_lengths, batch), count)
-        columns = _Extent.of(_of(keys, batch), real.keys(batch, sizes.k_len), count)
+        columns = _Extent.of(_of(keys, batch), _of(real.keys, batch), count)
         starts[batch] = columns.first[own]
         if declared is None:
             if np.array_equal(own, _of(keys, batch)):
@@ -321,13 +310,9 @@ def _undeclared(options: AttentionOptions, why: str, advice: str) -> UsageError:
 
 def _corners(sizes: Sizes, real: RealCells) -> tuple[NDArray[np.int64], list[str]]:
     """Offsets at which the last real query stands at the last real key, int64 (B | 1,)."""
-    if real.key_padding is None:
-        return real.key_lengths - real.query_lengths, []
-    batches = range(max(len(real.key_lengths), len(real.key_padding)))
-    kept = [np.flatnonzero(real.keys(batch, sizes.k_len)) for batch in batches]
-    stop = np.array([keys[-1] + 1 if len(keys) else 0 for keys in kept], np.int64)
+    stop = (real.keys * np.arange(1, sizes.k_len + 1)).max(-1, initial=0)  # (B | 1,)
     corner = stop - real.query_lengths
-    if all(len(keys) == end for keys, end in zip(kept, stop, strict=True)):
+    if (real.keys.sum(-1) == stop).all():
         return corner, []
     said = (
         "«query_offset»: bottom-right counts up to the last real key, also those before it that "

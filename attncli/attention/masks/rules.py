@@ -15,7 +15,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attncli.attention.masks.interval_mask import IntervalMask
 
@@ -73,11 +72,6 @@ class Rule:
         Asked on the host alone.
         """
         del batch, head, rows, k_len
-        return None
-
-    def real_keys(self, batch: int, k_len: int) -> NDArray[np.bool_] | None:
-        """Bool (S_k,), True = real key, where the rule is about padding; asked on the host."""
-        del batch, k_len
         return None
 
     def moved(self, convert: Callable[[Array], Array]) -> Self:
@@ -151,32 +145,8 @@ class Dilation(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeyLengths(Rule):
-    """Padding at the end of the keys.
-
-    Attributes:
-        lengths: int64 (B | 1,), number of real keys.
-    """
-
-    lengths: Array
-
-    def cells(self, block: CellBlock) -> Array:
-        """Compare keys with the length."""
-        return block.keys < block.of_batch(self.lengths)[:, None, None, None]
-
-    def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask:
-        """All real keys for every query."""
-        stop = np.full(rows, int(_of(self.lengths, batch)))
-        return IntervalMask(k_len, np.zeros(rows, np.int64), stop)
-
-    def real_keys(self, batch: int, k_len: int) -> NDArray[np.bool_]:
-        """Those before the length."""
-        return np.arange(k_len) < int(_of(self.lengths, batch))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class KeyPadding(Rule):
-    """Padding anywhere among the keys.
+    """Padding among the keys, at their end or anywhere.
 
     Attributes:
         keep: bool (B | 1, S_k), True = real key.
@@ -190,12 +160,7 @@ class KeyPadding(Rule):
 
     def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask:
         """All real keys for every query."""
-        return IntervalMask.of_keys(rows, self.real_keys(batch, k_len))
-
-    def real_keys(self, batch: int, k_len: int) -> NDArray[np.bool_]:
-        """As they were given."""
-        keep: NDArray[np.bool_] = _of(self.keep, batch)
-        return keep
+        return IntervalMask.of_keys(rows, _of(self.keep, batch))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
