@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attncli.analysis.options import floats, several
 from attncli.attention.problem import Problem
 from attncli.attention.stages import Selection
 from attncli.attention.streaming.heads import (
@@ -165,6 +166,21 @@ def thresholds_of(limits: Mapping[str, float], where: str) -> Thresholds:
         if not 0 < value <= 1:
             raise UsageError(where, f"expected a score above 0, up to 1, got {value:g}")
     return Thresholds(**adjusted)
+
+
+def thresholds_typed(given: list[str] | None, where: str) -> Thresholds:
+    """The same from words NAME=X.
+
+    Raises:
+        UsageError: at `where`: as above, or words of another form.
+    """
+    limits: dict[str, float] = {}
+    for text in several(given):
+        name, _, number = text.partition("=")
+        if not number:
+            raise UsageError(where, f"expected NAME=X, got {text!r}")
+        limits[name.strip()] = (floats(where, [number]) or (0.0,))[0]
+    return thresholds_of(limits, where)
 
 
 def limits_of(thresholds: Thresholds) -> dict[str, float]:

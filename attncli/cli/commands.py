@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from attncli.analysis.options import AttentionWords, FileOptions, InputOptions
 from attncli.attention.options import DistributionName, Layout, Precision, option
 from attncli.errors import UsageError
-from attncli.report import Color, Format, Unit
+from attncli.report import Color, Format, Language, PageTheme, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +256,43 @@ def check(
 
 
 @dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """What the page is about, and how it looks."""
+
+    output: str = option(MISSING, "The page to write.", "FILE.html", names=("--output", "-o"))
+    weights: list[str] | None = option(
+        None, "Attention weights alone, (B, H, S_q, S_k), in the place of Q and K.", "FILE[::NAME]"
+    )
+    head_index: list[str] | None = option(None, "Only these query heads.", "I[,I…]")
+    batch_index: list[str] | None = option(None, "These batches. [default: 0]", "I[,I…]")
+    labels: str | None = option(
+        None, "Tokens of the keys: a line each, or a list in JSON.", "FILE|A,B,…"
+    )
+    sink_keys: int = option(1, "First keys that count as sinks.", "N", minimum=1)
+    label_limit: list[str] | None = option(None, "Adjust a threshold of the labels.", "NAME=X")
+    max_size: str = option("3MB", "Pool maps until the file is no larger.", "SIZE")
+    title: str | None = option(None, "Its heading. [default: the files]", "TEXT")
+    theme: PageTheme = option(PageTheme.AUTO, "Colours; auto is what the system asks for.")
+    lang: Language = option(Language.EN, "English or Chinese.")
+    precision: Precision = option(Precision.AUTO, "auto: float64 up to 2²⁶ scores.")
+    device: str = option("auto", "Where torch computes.", "auto|cpu|cuda[:N]")
+    quiet: bool = option(False, "No warnings and no progress.", names=("--quiet", "-q"))
+
+
+def report(inputs: InputOptions, words: AttentionWords, options: ReportOptions) -> None:
+    """Write a page that shows all heads, and what attention does step by step.
+
+    It is one file, which loads nothing and sends nothing: maps of every head with tokens and
+    values, the stages of an example, what √d_k, masks and a stable softmax are for, and a table
+    of all heads. Without input it is about the embedded 4×3 example.
+
+    Long inputs are pooled: means and largest weights over blocks of cells, the first keys apart.
+    No S_q × S_k matrix is ever built.
+    """
+    _run("report", inputs, words, options)
+
+
+@dataclass(frozen=True, slots=True)
 class InspectOptions:
     """What to look at."""
 
@@ -278,5 +315,6 @@ def _run(name: str, *given: Any) -> None:
 
 # In the order of the help.
 COMMANDS = {
-    command.__name__: command for command in (compute, entropy, mask, variance, check, inspect)
+    command.__name__: command
+    for command in (compute, entropy, mask, variance, check, report, inspect)
 }

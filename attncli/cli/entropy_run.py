@@ -39,7 +39,7 @@ def run(
     """Print what is asked for, then fail where a head is as `--fail-on` says."""
     _check_options(options, words)
     failures = _failures(options.fail_on)
-    thresholds = _thresholds(options.label_limit)
+    thresholds = analysis.thresholds_typed(options.label_limit, "--label-limit")
     if "nan" in failures:
         inputs = replace(inputs, allow_nonfinite=True)
     printer = make_printer(output)
@@ -134,16 +134,6 @@ def _failures(given: list[str] | None) -> dict[str, float]:
         else:
             raise UsageError("--fail-on", f"expected {', '.join(FAILURES)}, got {text!r}")
     return found
-
-
-def _thresholds(given: list[str] | None) -> Thresholds:
-    limits: dict[str, float] = {}
-    for text in several(given):
-        name, _, number = text.partition("=")
-        if not number:
-            raise UsageError("--label-limit", f"expected NAME=X, got {text!r}")
-        limits[name.strip()] = (floats("--label-limit", [number]) or (0.0,))[0]
-    return analysis.thresholds_of(limits, "--label-limit")
 
 
 def _chosen(made: GroupProblem, options: EntropyOptions) -> Iterator[ChosenHeads]:

@@ -25,3 +25,18 @@ class Unit(StrEnum):
 
     BITS = "bits"
     NATS = "nats"
+
+
+class PageTheme(StrEnum):
+    """Colours of a page; auto is what the reader's system asks for."""
+
+    AUTO = "auto"
+    LIGHT = "light"
+    DARK = "dark"
+
+
+class Language(StrEnum):
+    """Language of a page."""
+
+    EN = "en"
+    ZH = "zh"

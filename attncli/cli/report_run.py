@@ -1,0 +1,237 @@
+"""The run behind `attncli report`: heads measured, and a page about them written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from attncli.analysis.entropy import HEAD, ChosenHeads, GroupPlace, limits_of, thresholds_typed
+from attncli.analysis.inputs import load_groups, load_weights
+from attncli.analysis.options import AttentionWords, InputOptions, integers
+from attncli.analysis.problems import GroupProblem, problem_of
+from attncli.analysis.report import (
+    ReportedHeads,
+    by_batch,
+    cells_of,
+    most_telling,
+    plan_of,
+    report_heads,
+)
+from attncli.analysis.variance import experiment_specs, experiments
+from attncli.attention.options import AttentionOptions
+from attncli.attention.problem import cost_of
+from attncli.attention.stages import select
+from attncli.cli.commands import ReportOptions
+from attncli.cli.progress import progress
+from attncli.columns import record_of
+from attncli.errors import DataError, UsageError, option_words
+from attncli.files.text import shown
+from attncli.files.writer import require_folder
+from attncli.report.page.page import Commands, Page, PageGroup, map_budget, page_html
+from attncli.report.printer import Printer
+
+# The experiment over d_k: enough draws for curves, few enough for half a second.
+WIDTHS, SAMPLES = [2**power for power in range(11)], 20_000
+UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+# Of the options that shape attention those that say nothing of masks.
+NO_MASK = ("scale", "mask_true", "hide_below")
+WHICH = ("head_index", "batch_index", "sink_keys", "label_limit")
+LOOKS = ("labels", "max_size", "title", "theme", "lang", "precision")
+
+
+def run(inputs: InputOptions, words: AttentionWords, options: ReportOptions) -> None:
+    """Measure the heads, and write the page."""
+    thresholds = thresholds_typed(options.label_limit, "--label-limit")
+    most = _bytes(options.max_size)
+    printer = Printer(target=options.output, quiet=options.quiet)
+    if options.output != "-":
+        require_folder(options.output)
+    if options.weights is None:
+        groups = load_groups(inputs, example=True)
+    else:
+        groups = load_weights(inputs, options.weights)
+    made = [problem_of(one, inputs, words, options.precision, options.device) for one in groups]
+    for one in made:
+        printer.warn(one.warnings)
+    pairs = [(one, chosen) for one in made for chosen in _chosen(one, options)]
+    chosen = [heads for _, heads in pairs]
+    heads = sum(len(one.selection.heads) for one in chosen)
+    plan = plan_of(chosen, map_budget(most, heads))
+    with progress(printer, cells_of(chosen), "attention") as advance:
+        found = report_heads(chosen, plan, thresholds, options.sink_keys, advance)
+    told = _Told.by(inputs, words, options)
+    labels = None if options.labels is None else _labels(options.labels)
+    curves = experiments(experiment_specs(dk=WIDTHS, samples=SAMPLES))
+    page = Page(
+        title=options.title or _title(made),
+        groups=[
+            _page_group(of_heads, one, told, labels)
+            for (one, _), of_heads in zip(pairs, found, strict=True)
+        ],
+        plan=plan,
+        columns=HEAD,
+        start=most_telling(found),
+        curves=[record_of(record) for record in curves],
+        thresholds=limits_of(thresholds),
+        commands=_commands(told),
+        language=options.lang,
+        theme=options.theme,
+    )
+    text = page_html(page)
+    printer.write([text])
+    size = len(text.encode("utf-8", "replace"))
+    if size > most:
+        printer.note(f"--max-size: the page has {size:,} bytes, of which maps are few")
+
+
+def _bytes(text: str) -> int:
+    """A size as it is typed: 3MB, 800kB, 2.5MiB."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(k|[KMG]i|[MG]|)B?", text.strip())
+    if found is None:
+        raise UsageError("--max-size", f"expected a size such as 3MB, got {text!r}")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def _chosen(made: GroupProblem, options: ReportOptions) -> Iterator[ChosenHeads]:
+    """The chosen heads of a group, a batch at a time."""
+    batches = integers("--batch-index", options.batch_index) or (0,)
+    heads = integers("--head-index", options.head_index)
+    place = GroupPlace(source=made.group.source_name, group=made.group.name)
+    yield from by_batch(ChosenHeads(place, made.problem, select(made.problem, batches, heads)))
+
+
+def _labels(text: str) -> list[str]:
+    """Tokens from a file, a line each or a list in JSON, or from the words themselves."""
+    path = Path(text)
+    if not path.is_file():
+        return text.split(",")
+    try:
+        found = path.read_text(encoding="utf-8")
+        listed = json.loads(found) if found.lstrip().startswith("[") else found.splitlines()
+    except ValueError as error:
+        raise DataError(shown(text), f"expected tokens, a line each, got: {error}") from None
+    return [str(token) for token in listed]
+
+
+def _title(made: Sequence[GroupProblem]) -> str:
+    """The files' own names."""
+    names = dict.fromkeys(_name(one.group.source_name) for one in made)
+    return ", ".join(shown(name) for name in names)
+
+
+def _page_group(
+    found: ReportedHeads, made: GroupProblem, told: _Told, labels: list[str] | None
+) -> PageGroup:
+    group, problem = made.group, made.problem
+    rows = group.labels
+    tokens = None if rows is None else list(rows[found.batch if len(rows) > 1 else 0])
+    if labels is not None:
+        if len(labels) != problem.sizes.k_len:
+            problem_text = f"expected {problem.sizes.k_len} tokens, one a key, got {len(labels)}"
+            raise DataError("--labels", problem_text)
+        tokens = labels
+    words = told.of_group(group.source, group.name, found.batch if problem.sizes.batch > 1 else 0)
+    weights = problem.given is not None
+    return PageGroup(
+        name=group.name,
+        source=_name(group.source_name),
+        batch=found.batch,
+        problem=problem,
+        records=found.records,
+        nearest=found.nearest,
+        maps=found.maps,
+        detailed=found.detailed,
+        tokens=tokens,
+        mask=", ".join(_mask_words(made.arguments.options)),
+        cost=None if weights else cost_of(problem),
+        compute=None if weights else shlex.join(["attncli", "compute", *words]),
+        entropy=shlex.join(["attncli", "entropy", *words]) if words else None,
+        warnings=made.warnings,
+    )
+
+
+def _mask_words(options: AttentionOptions) -> Iterator[str]:
+    """The options that decide what is seen, or change the logits, as they were used."""
+    for entry in fields(options):
+        value, name = getattr(options, entry.name), entry.name.replace("_", " ")
+        if entry.name in NO_MASK or value is None:
+            continue
+        if value is True or isinstance(value, np.ndarray):
+            yield name
+        elif value != entry.default:
+            yield f"{name} {', '.join(map(str, value)) if isinstance(value, tuple) else value}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the user said, as words of a command line without folders.
+
+    Attributes:
+        files: the inputs.
+        groups: which of their groups.
+        shaped: how inputs are read, and what shapes attention.
+        which: which heads, and how these are labelled.
+        looks: how the page looks.
+    """
+
+    files: list[str]
+    groups: list[str]
+    shaped: list[str]
+    which: list[str]
+    looks: list[str]
+
+    @classmethod
+    def by(cls, inputs: InputOptions, words: AttentionWords, options: ReportOptions) -> _Told:
+        """The words of what differs from the defaults."""
+
+        def spelt(owner: object, names: Sequence[str]) -> list[str]:
+            told = {name: getattr(owner, name) for name in names}
+            changed = {name: v for name, v in told.items() if v != defaults.get(name)}
+            parts = [word for name, v in changed.items() for word in option_words(name, v)]
+            return [_name(p) if Path(p.partition("::")[0]).is_file() else p for p in parts]
+
+        defaults = {
+            each.name: each.default for owner in (inputs, options) for each in fields(owner)
+        }
+        reading = [entry.name for entry in fields(inputs) if entry.name not in ("files", "group")]
+        return cls(
+            files=[_name(file) for file in inputs.files or ()],
+            groups=option_words("group", inputs.group),
+            shaped=[
+                *spelt(options, ["weights"]),
+                *spelt(inputs, reading),
+                *spelt(words, list(vars(words))),
+            ],
+            which=spelt(options, WHICH),
+            looks=spelt(options, LOOKS),
+        )
+
+    def of_group(self, source: str | None, name: str, batch: int) -> list[str]:
+        """Those about one group: of several bundles its own, of several batches this one."""
+        own = [_name(source)] if name and source else self.files
+        words = [*own, *(["--group", name] if name else []), *self.shaped]
+        return [*words, "--batch-index", str(batch)] if batch else words
+
+
+def _commands(told: _Told) -> Commands:
+    """The commands under the sections."""
+    inputs = [*told.files, *told.groups, *told.shaped]
+    heads = ["entropy", *inputs, *told.which] if inputs else ["compute", "--stage", "weights"]
+    page = ["report", *inputs, *told.which, *told.looks, "-o", "report.html"]
+    return Commands(
+        overview=shlex.join(["attncli", *heads]),
+        numbers=shlex.join(["attncli", *heads]),
+        report=shlex.join(["attncli", *page]),
+        scaling=f"attncli variance --dk 1:{WIDTHS[-1]} --samples {SAMPLES}",
+    )
+
+
+def _name(path: str) -> str:
+    """A file's own name; what stands behind "::" stays."""
+    return path.rsplit("/")[-1]
