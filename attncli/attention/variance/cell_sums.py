@@ -61,8 +61,12 @@ class CentredRows:
 
     def block(self, at: int, stop: int) -> torch.Tensor:
         """Rows [at, stop) in the dtype of the arithmetic, (stop − at, d)."""
-        rows = self.tensor[at:stop] if self.order is None else self.tensor[self.order[at:stop]]
+        rows = self.tensor[at:stop] if self.order is None else self._picked(self.order[at:stop])
         return rows.to(device=self.device, dtype=self.dtype)
+
+    def _picked(self, places: torch.Tensor) -> torch.Tensor:
+        # On CPUs ten times as fast as indexing by a tensor.
+        return self.tensor.index_select(0, places.to(self.tensor.device))
 
     def centre(self, weights: NDArray[np.int64] | None = None) -> torch.Tensor:
         """A vector near the mean, float64 (d,), that the arithmetic's dtype holds exactly.
@@ -80,9 +84,9 @@ class CentredRows:
         share = np.ones(len(some)) if weights is None else weights[some].astype(np.float64)
         shares = torch.as_tensor(share / share.sum(), device=self.device)[:, None]
         with single_threaded_torch(self.device):
-            rows = self.tensor[places if self.order is None else self.order[places]]
+            rows = self._picked(places if self.order is None else self.order[places])
             rows = rows.to(device=self.device, dtype=torch.float64)
-            mean = rows[0] + (shares * (rows - rows[0])).sum(0)
+            mean = rows[0] + (rows - rows[0]).mul_(shares).sum(0)
         held = mean.to(self.dtype).to(torch.float64)
         return torch.where(torch.isfinite(held), held, 0.0)
 
