@@ -306,10 +306,7 @@ def _full_index(found: tuple[int, list[int]], tensor: torch.Tensor) -> tuple[int
 
 
 def _with_layout(
-    error: DataError,
-    shapes: dict[str, tuple[int, ...]],
-    layout: Layout,
-    k_layout: Layout | None,
+    error: DataError, shapes: dict[str, tuple[int, ...]], layout: Layout, k_layout: Layout | None
 ) -> DataError:
     """The same error, with the layout in which the shapes go together, or heads that are packed."""
     advice = error.advice

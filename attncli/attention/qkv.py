@@ -186,8 +186,7 @@ def _split_packed(
     total = sum(counts.values())
     if min(counts.values()) < 1 or shape[-1] % total:
         raise UsageError(
-            "«heads»",
-            f"expected H + 2·H_kv to divide the width {shape[-1]} of «qkv», got {total}",
+            "«heads»", f"expected H + 2·H_kv to divide the width {shape[-1]} of «qkv», got {total}"
         )
     width = shape[-1] // total
     parts = torch.split(fused, [count * width for count in counts.values()], dim=-1)

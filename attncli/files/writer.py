@@ -76,9 +76,7 @@ class TensorSaver:
     """
 
     def __init__(
-        self,
-        target: str,
-        tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | str]],
+        self, target: str, tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | str]]
     ) -> None:
         self._target = target
         self._kind = saved_format(target, len(tensors))

@@ -72,11 +72,7 @@ def labels_of_batch(labels: Sequence[Sequence[str]] | None, batch: int) -> Seque
 
 
 def record_table(
-    columns: Sequence[Column],
-    records: Sequence[dict[str, Any]],
-    printer: Printer,
-    *,
-    digits: int,
+    columns: Sequence[Column], records: Sequence[dict[str, Any]], printer: Printer, *, digits: int
 ) -> Preformatted:
     """A table with a line a record, numbers to the right.
 

@@ -116,12 +116,7 @@ class Workspace:
         cells = len(group.heads) * rows * keys
         empty = torch.empty(2, cells, dtype=group.dtype, device=group.device)
         steps = torch.arange(group.keys.shape[2], device=group.device).to(group.dtype)
-        return cls(
-            logits=empty[0],
-            weights=empty[1],
-            upwards=steps,
-            downwards=steps.flip(0),
-        )
+        return cls(logits=empty[0], weights=empty[1], upwards=steps, downwards=steps.flip(0))
 
     def tile(self, group: HeadGroup, rows: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views (G, rows, keys) of the buffers for logits and weights."""
@@ -267,11 +262,7 @@ def _hide_by_interval(
 
 
 def _subtract_maximum(
-    group: HeadGroup,
-    sums: TileSums,
-    tile: Tile,
-    logits: torch.Tensor,
-    seen: torch.Tensor | int,
+    group: HeadGroup, sums: TileSums, tile: Tile, logits: torch.Tensor, seen: torch.Tensor | int
 ) -> None:
     """Note the largest logit of each row, and subtract the reference."""
     index, candidates = sums.tiles, logits

@@ -287,9 +287,7 @@ def _chunk_sums(
 
 
 def streamed_sums(
-    queries: AugmentedRows,
-    keys: AugmentedRows,
-    visible: Callable[[slice, slice], torch.Tensor],
+    queries: AugmentedRows, keys: AugmentedRows, visible: Callable[[slice, slice], torch.Tensor]
 ) -> CellSums:
     """Sums over any set of cells, tile by tile: quadratic in time, bounded in memory.
 

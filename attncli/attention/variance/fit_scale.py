@@ -168,11 +168,7 @@ def _named(problem: Problem) -> list[tuple[str, float]]:
 
 
 def _ranked(
-    errors: Errors,
-    cells: int,
-    named: list[tuple[str, float]],
-    fitted: float | None,
-    noise: float,
+    errors: Errors, cells: int, named: list[tuple[str, float]], fitted: float | None, noise: float
 ) -> tuple[ScaleCandidate, ...]:
     """All candidates with their residuals over so many cells, best first."""
 
