@@ -36,6 +36,7 @@ from attncli.files.text import ACCEPTED, listed, place, shown, size_text
 MAX_HEADER = 12 + 10_000
 
 _CUT = "expected a complete .npy header, got a file cut short"
+_LONG = "expected a .npy header below 10 kB, got a longer one"
 _BAD = "expected a .npy header, got damaged data in its place"
 _VERSIONS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -100,15 +101,6 @@ def parse_header(head: bytes, where: str) -> NpyHeader:
     if version not in _VERSIONS:
         problem = f"expected .npy version 1, 2 or 3, got {version[0]}.{version[1]}"
         raise DataError(where, problem)
-    shape, fortran, dtype = _fields(stream, version, where)
-    nbytes = None if dtype.hasobject else byte_size(where, shape, dtype.itemsize)
-    return NpyHeader(shape, dtype, "F" if fortran else "C", stream.tell(), nbytes)
-
-
-def _fields(
-    stream: io.BytesIO, version: tuple[int, int], where: str
-) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, Fortran order and element type."""
     try:
         with warnings.catch_warnings():
             # Of the parser and of NumPy, about text that is not ours.
@@ -116,17 +108,14 @@ def _fields(
             shape, fortran, dtype = _VERSIONS[version](stream)
     # The parser of Python and what NumPy does with its result raise nearly anything.
     except Exception as error:
-        raise DataError(where, _fault(error, len(stream.getvalue()))) from error
+        problem = _CUT if len(head) < MAX_HEADER else _LONG
+        ended = str(error).startswith("EOF: reading")
+        raise DataError(where, problem if ended else _BAD) from error
     if any(length < 0 for length in shape):
         raise DataError(where, _BAD)
-    # NumPy takes True for a length.
-    return tuple(map(int, shape)), fortran, dtype
-
-
-def _fault(error: Exception, length: int) -> str:
-    if not str(error).startswith("EOF: reading"):
-        return _BAD
-    return _CUT if length < MAX_HEADER else "expected a .npy header below 10 kB, got a longer one"
+    shape = tuple(map(int, shape))  # NumPy takes True for a length
+    nbytes = None if dtype.hasobject else byte_size(where, shape, dtype.itemsize)
+    return NpyHeader(shape, dtype, "F" if fortran else "C", stream.tell(), nbytes)
 
 
 def check_size(header: NpyHeader, size: int, where: str) -> int:
@@ -232,49 +221,13 @@ def open_npz(local: Path, source: str) -> TensorFile:
     """
     where = place(source)
     archive = _directory(local, where)
-    members = {_name(info): info for info in archive.infolist() if _is_array(info)}
-    parsed = {name: _header(archive, info, where) for name, info in members.items()}
-    headers = tuple(header.named(name) for name, header in parsed.items())
-    notes = _notes(archive, members, parsed, where)
-
-    def load(header: TensorHeader, where: str) -> NDArray[Any]:
-        name = str(header.name)
-        return _data(archive, members[name], parsed[name], where)
-
-    return TensorFile(source, "npz", headers, load, warnings=notes)
-
-
-def _is_array(info: zipfile.ZipInfo) -> bool:
-    # Archives packed anew on a Mac carry a shadow of each file under __MACOSX.
-    return info.filename.endswith(".npy") and not info.filename.startswith("__MACOSX/")
-
-
-def _name(info: zipfile.ZipInfo) -> str:
-    return info.filename.removesuffix(".npy")
-
-
-def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NpyHeader:
-    where = f"{where}::{shown(_name(info))}"
-    try:
-        with archive.open(info) as member:
-            head = member.read(MAX_HEADER)
-    except _DAMAGE as error:
-        raise _damaged(where) from error
-    if not head.startswith(b"\x93NUMPY"):
-        raise DataError(where, "expected a .npy array, got something else under that name")
-    return parse_header(head, where)
-
-
-def _notes(
-    archive: zipfile.ZipFile,
-    members: dict[str, zipfile.ZipInfo],
-    parsed: dict[str, NpyHeader],
-    where: str,
-) -> list[str]:
-    """Check each member's size; return what is odd but harmless."""
-    notes = []
+    members = {
+        info.filename.removesuffix(".npy"): info for info in archive.infolist() if _is_array(info)
+    }
+    parsed, notes = {}, []
     for name, info in members.items():
         member = f"{where}::{shown(name)}"
+        parsed[name] = _header(archive, info, member)
         extra = check_size(parsed[name], info.file_size, member)
         if extra:
             notes.append(f"{member}: {size_text(extra)} after the array are ignored")
@@ -283,7 +236,29 @@ def _notes(
     others = [name or '""' for name in names if not name.endswith("/")]
     if others:
         notes.append(f"{where}: members that are no .npy arrays are ignored: {listed(others, 3)}")
-    return notes
+
+    def load(header: TensorHeader, where: str) -> NDArray[Any]:
+        name = str(header.name)
+        return _data(archive, members[name], parsed[name], where)
+
+    headers = tuple(header.named(name) for name, header in parsed.items())
+    return TensorFile(source, "npz", headers, load, warnings=notes)
+
+
+def _is_array(info: zipfile.ZipInfo) -> bool:
+    # Archives packed anew on a Mac carry a shadow of each file under __MACOSX.
+    return info.filename.endswith(".npy") and not info.filename.startswith("__MACOSX/")
+
+
+def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NpyHeader:
+    try:
+        with archive.open(info) as member:
+            head = member.read(MAX_HEADER)
+    except _DAMAGE as error:
+        raise _damaged(where) from error
+    if not head.startswith(b"\x93NUMPY"):
+        raise DataError(where, "expected a .npy array, got something else under that name")
+    return parse_header(head, where)
 
 
 def _data(

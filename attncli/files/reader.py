@@ -281,32 +281,21 @@ def local_file(name: str) -> Iterator[Path]:
             yield copy
         return
     path = Path(name)
-    if stat.S_ISFIFO(_mode(where, path)):
-        with _opened(where, path) as stream, _spooled(where, stream) as copy:
-            yield copy
-        return
-    _opened(where, path).close()
-    yield path
-
-
-def _mode(where: str, path: Path) -> int:
-    """The kind of a file that can hold tensors."""
     try:
         mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise DataError(where, f"expected {ACCEPTED}, got a directory")
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise DataError(where, f"expected {ACCEPTED}, got a device or a socket")
+        stream = path.open("rb")
     except (OSError, ValueError) as error:
         raise _unreadable(where, path, error) from error
-    if stat.S_ISDIR(mode):
-        raise DataError(where, f"expected {ACCEPTED}, got a directory")
-    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-        raise DataError(where, f"expected {ACCEPTED}, got a device or a socket")
-    return mode
-
-
-def _opened(where: str, path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise _unreadable(where, path, error) from error
+    if stat.S_ISFIFO(mode):
+        with stream, _spooled(where, stream) as copy:
+            yield copy
+        return
+    stream.close()
+    yield path
 
 
 def _unreadable(where: str, path: Path, error: Exception) -> DataError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,16 +45,19 @@ def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
     complete = [name for name, roles in found.items() if _is_complete(roles)]
     for name in asked or ([] if complete else list(found)[:1]):
         _require(file, found, name)
-    if not asked:
-        _warn(file, found, complete)
-    return {name: _filled(found[name]) for name in asked or complete}
+    for name in found if not asked else ():
+        if name not in complete:
+            _say(file, f"{_group_text(name)} has no {_missing(found[name])} and is left out")
+    chosen = ((name, found[name]) for name in asked or complete)
+    return {name: {"q": of["q"], "k": of["k"], "v": of.get("v")} for name, of in chosen}
 
 
 def names_asked(asked: Iterable[str], there: Container[str]) -> list[str]:
     """Names of groups in the order asked for; what names none is split at its commas."""
-    return [
-        name for text in asked for name in ([text] if text in there else _comma_separated(text))
-    ]
+    split = (
+        [text] if text in there else filter(None, map(str.strip, text.split(","))) for text in asked
+    )
+    return [name for names in split for name in names]
 
 
 def is_spread(file: TensorFile) -> bool:
@@ -74,14 +77,15 @@ def _reading(file: TensorFile, asked: Sequence[str]) -> dict[str, dict[str, str]
     """The groups by plain names, or by those of dumps where that completes what is missing."""
     found = _found(file)
     unknown = [name for name in asked if name not in found]
-    if unknown or not any(_is_complete(roles) for roles in found.values()):
-        found = _found_in_dump(file, found)
-    return found
-
-
-def _comma_separated(text: str) -> list[str]:
-    """The parts of a text between commas, without blanks around them and without empty ones."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    if not unknown and any(map(_is_complete, found.values())):
+        return found
+    try:
+        dumped = _found(file, dumped=True)
+    except DataError:
+        if found:
+            return found
+        raise
+    return dumped if any(map(_is_complete, dumped.values())) else found
 
 
 def _is_complete(roles: dict[str, str]) -> bool:
@@ -119,17 +123,6 @@ def _found(file: TensorFile, *, dumped: bool = False) -> dict[str, dict[str, str
     return {name: groups[name] for name in sorted(groups, key=_natural)}
 
 
-def _found_in_dump(file: TensorFile, found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """The groups by names of common dumps as well, if that completes any; `found` otherwise."""
-    try:
-        dumped = _found(file, dumped=True)
-    except DataError:
-        if found:
-            return found
-        raise
-    return dumped if any(_is_complete(roles) for roles in dumped.values()) else found
-
-
 def _say(file: TensorFile, text: str) -> None:
     warning = f"{place(file.source)}: {text}"
     if warning not in file.warnings:
@@ -138,18 +131,11 @@ def _say(file: TensorFile, text: str) -> None:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """A sort key that puts layers.2 before layers.10."""
-    parts = enumerate(re.split(r"(\d+)", name))
-    return [_number(part) if index % 2 else (0, part) for index, part in parts]
-
-
-def _number(digits: str) -> tuple[int, str]:
-    # By length, then digits: it may be too long to convert.
-    significant = digits.lstrip("0")
-    return len(significant), significant
-
-
-def _filled(roles: dict[str, str]) -> Group:
-    return {"q": roles["q"], "k": roles["k"], "v": roles.get("v")}
+    parts = re.split(r"(\d+)", name)
+    numbers = [digits.lstrip("0") for digits in parts[1::2]]
+    # Numbers by length, then digits: they may be too long to convert.
+    parts[1::2] = numbers
+    return [(len(part) if at % 2 else 0, part) for at, part in enumerate(parts)]
 
 
 def _missing(roles: dict[str, str]) -> str:
@@ -160,7 +146,8 @@ def _require(file: TensorFile, found: dict[str, dict[str, str]], name: str) -> N
     """Refuse a group that is absent or incomplete."""
     where = place(file.source)
     if name not in found:
-        raise DataError(where, f"expected a group {_called(name)}, got {_groups_text(found)}")
+        asked, groups = shown(name, 80) or '""', listed(group or '""' for group in found)
+        raise DataError(where, f"expected a group {asked}, got {groups}")
     missing = _missing(found[name])
     if missing:
         present = listed(found[name].values())
@@ -178,22 +165,8 @@ def _with_others(error: DataError, file: TensorFile) -> DataError:
     return DataError(error.where, f"{error.problem}; no dense tensor is {told}", advice)
 
 
-def _warn(file: TensorFile, found: dict[str, dict[str, str]], complete: list[str]) -> None:
-    for name in found:
-        if name not in complete:
-            _say(file, f"{_group_text(name)} has no {_missing(found[name])} and is left out")
-
-
-def _called(name: str) -> str:
-    return shown(name, 80) or '""'
-
-
 def _group_text(name: str) -> str:
     return f"group {shown(name, 80)}" if name else "the file"
-
-
-def _groups_text(found: dict[str, dict[str, str]]) -> str:
-    return listed(name or '""' for name in found)
 
 
 def _no_roles(file: TensorFile) -> DataError:
@@ -223,17 +196,13 @@ def split_name(text: str) -> tuple[str, str | None]:
     """
     if "::" not in text or _exists(text):
         return text, None
-    splits = list(_splits(text))
+    # Every way to split at a "::", the longest file name first.
+    places = [match.start() for match in re.finditer("(?=::)", text)][::-1]
+    splits = [(text[:at], text[at + 2 :]) for at in places]
     file, name = next((split for split in splits if _exists(split[0])), splits[-1])
     if not file or not name:
         raise UsageError(shown(text), "expected FILE or FILE::NAME, got an empty part")
     return file, name
-
-
-def _splits(text: str) -> Iterator[tuple[str, str]]:
-    """Every way to split at a "::", the longest file name first."""
-    for place_of in reversed([match.start() for match in re.finditer("(?=::)", text)]):
-        yield text[:place_of], text[place_of + 2 :]
 
 
 def _exists(name: str) -> bool:
@@ -259,9 +228,8 @@ def read_one(spec: str, option: str) -> tuple[StoredTensor, list[str]]:
     if name is None and len(file.headers) > 1:
         present = listed(header.name for header in file.headers)
         problem = f"expected one tensor, got a file of {len(file.headers):,}: {present}"
-        fitting = example(
-            (header.name for header in file.headers), option.strip("«»-").replace("-", "_")
-        )
+        names = (header.name for header in file.headers)
+        fitting = example(names, option.strip("«»-").replace("-", "_"))
         advice = f"Say which: {shown(source)}::{shown(fitting, 80)}."
         raise UsageError(option, problem, advice)
     stored = file.read(name)

@@ -53,23 +53,15 @@ def open_safetensors(local: Path, source: str) -> TensorFile:
             metadata = _options(file.metadata() or {}, where)
     except SafetensorError as error:
         raise _in_words(str(error), where) from error
-    return _mapped(local, source, found, metadata)
-
-
-def _mapped(
-    local: Path,
-    source: str,
-    found: list[tuple[str, tuple[int, ...], str]],
-    metadata: dict[str, Any],
-) -> TensorFile:
-    """The file of the tensors `found`: name, shape and element code in the order of the data."""
     data = map_file(local)
     headers, starts = [], {}
     # The library has made sure that the tensors lie side by side behind the header.
     end = 8 + int.from_bytes(data[:8].tobytes(), "little")
     for name, shape, code in found:
         starts[name] = end
-        end += byte_size(f"{place(source)}::{shown(name, 80)}", shape, _bits(code)) // 8
+        digits = re.search(r"\d+", code)  # the bits of one element: F32, BF16, F8_E4M3, F4
+        bits = int(digits[0]) if digits else 8
+        end += byte_size(f"{where}::{shown(name, 80)}", shape, bits) // 8
         headers.append(TensorHeader(name, shape, _dtype(code)))
 
     def load(header: TensorHeader, _: str) -> NDArray[Any]:
@@ -77,12 +69,6 @@ def _mapped(
         return array_at(data, starts[str(header.name)], header.shape, physical)
 
     return TensorFile(source, "safetensors", tuple(headers), load, metadata)
-
-
-def _bits(code: str) -> int:
-    """The bits of one element, which its name tells: F32, BF16, F8_E4M3, F4."""
-    digits = re.search(r"\d+", code)
-    return int(digits[0]) if digits else 8
 
 
 def _dtype(code: str) -> str:

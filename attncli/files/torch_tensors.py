@@ -11,7 +11,7 @@ import warnings
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,8 +39,8 @@ _MOST_CLASSES = 100
 
 # Where torch's reader says which class it does not know.
 _CLASS = re.compile(r"GLOBAL (\S+) was not an allowed")
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, set)
 _TYPES = (torch.Size, torch.dtype, torch.device, torch.layout)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, set, *_TYPES)
 
 # What is no dense tensor: how its class is called, what messages call it, what to do about it.
 _KINDS: tuple[tuple[str, str, str], ...] = (
@@ -114,13 +114,21 @@ def open_torch(local: Path, source: str) -> TensorFile:
         raise _no_tensors(where, list(others.values()))
     for name, tensor in tensors.items():
         _refuse_boundless(where, name, tensor)
-    headers = {name: _header(name, tensor) for name, tensor in tensors.items()}
+    headers = [
+        TensorHeader(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in tensors.items()
+    ]
 
     def load(header: TensorHeader, where: str) -> NDArray[Any]:
-        return _to_numpy(tensors[header.name], header.dtype)
+        """The tensor's memory; of bfloat16 and float8 as their bit patterns."""
+        element, plain = BY_NAME[header.dtype], tensors[header.name].detach().resolve_neg()
+        if element.is_raw:
+            plain = plain.view(getattr(torch, element.physical.name))
+        array: NDArray[Any] = plain.numpy()
+        return array
 
     told = {str(name): (what, _ADVICE.get(what, _OTHERWISE)) for name, what in others.items()}
-    return TensorFile(source, "pt", tuple(headers.values()), load, others=told)
+    return TensorFile(source, "pt", tuple(headers), load, others=told)
 
 
 def _refuse_boundless(where: str, name: str | None, tensor: torch.Tensor) -> None:
@@ -153,8 +161,12 @@ def _loaded(local: Path, where: str, mapped: bool) -> object:
     while True:
         stand_ins = [(_stand_in(path), path) for path in unknown]
         try:
-            with torch.serialization.safe_globals([*stand_ins, (_Other, "_Other")]):
-                return _read(local, mapped)
+            with (
+                torch.serialization.safe_globals([*stand_ins, (_Other, "_Other")]),
+                warnings.catch_warnings(),
+            ):
+                warnings.simplefilter("ignore")
+                return torch.load(local, "cpu", weights_only=True, mmap=mapped)
         except Exception as error:
             more = [] if len(unknown) > _MOST_CLASSES else _unknown_classes(local, error)
         if not set(more) - set(unknown):
@@ -173,12 +185,6 @@ def _unknown_classes(local: Path, error: Exception) -> list[str]:
         # An old or a damaged file, or one of another protocol.
         named = _CLASS.search(str(error))
     return [] if named is None else [named[1] if "." in named[1] else f"builtins.{named[1]}"]
-
-
-def _read(local: Path, mapped: bool) -> object:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.load(local, "cpu", weights_only=True, mmap=mapped)
 
 
 def _unreadable(local: Path, where: str) -> DataError:
@@ -257,8 +263,11 @@ def _flatten(value: object, where: str) -> dict[str | None, Any]:
         if entries + len(pending) > _MOST_ENTRIES or len(name or "") > _LONGEST_NAME:
             raise DataError(where, "expected tensors in lists and dicts, got endless nesting")
         if isinstance(item, (Mapping, list, tuple)):
-            pending.extend(reversed(_children(name, item)))
-        elif isinstance(item, (*_PLAIN, *_TYPES)):
+            prefix = "" if name is None else f"{name}."
+            pairs = item.items() if isinstance(item, Mapping) else enumerate(item)
+            children = [(f"{prefix}{key}", child) for key, child in pairs if _may_hold(child)]
+            pending.extend(reversed(children))
+        elif not _may_hold(item):
             continue
         elif name in found:
             raise DataError(where, f"expected each name once, got {shown(str(name))} twice")
@@ -267,26 +276,9 @@ def _flatten(value: object, where: str) -> dict[str | None, Any]:
     return found
 
 
-def _children(name: str | None, item: Mapping[Any, Any] | Sequence[Any]) -> list[tuple[str, Any]]:
-    """What a list or dict holds that may be or hold a tensor."""
-    prefix = "" if name is None else f"{name}."
-    pairs = item.items() if isinstance(item, Mapping) else enumerate(item)
-    plain = (*_PLAIN, *_TYPES)
-    return [(f"{prefix}{key}", child) for key, child in pairs if not isinstance(child, plain)]
-
-
-def _header(name: str | None, tensor: torch.Tensor) -> TensorHeader:
-    return TensorHeader(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-
-
-def _to_numpy(tensor: torch.Tensor, dtype: str) -> NDArray[Any]:
-    """The tensor's memory as an array; bfloat16 and float8 as their bit patterns."""
-    element = BY_NAME[dtype]
-    plain = tensor.detach().resolve_neg()
-    if element.is_raw:
-        plain = plain.view(getattr(torch, element.physical.name))
-    array: NDArray[Any] = plain.numpy()
-    return array
+def _may_hold(item: object) -> bool:
+    """Whether an item may be or hold a tensor: plain values do not."""
+    return not isinstance(item, _PLAIN)
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -283,7 +283,14 @@ class FileLayout:
 
 def npy_layout(name: str, spec: Spec) -> FileLayout:
     """Lay out a .npy file of one tensor."""
-    header = _npy_header(spec)
+    # What NumPy has no name for is stored as it would store it: raw bytes.
+    element = BY_NAME[spec.dtype]
+    raw = f"|V{element.physical.itemsize}"
+    descr = raw if element.is_raw else np.lib.format.dtype_to_descr(element.physical)
+    stream = io.BytesIO()
+    fields = {"descr": descr, "fortran_order": False, "shape": spec.shape}
+    np.lib.format.write_array_header_1_0(stream, fields)
+    header = stream.getvalue()
     return FileLayout(header, len(header) + spec.nbytes, {name: len(header)})
 
 
@@ -302,18 +309,6 @@ def safetensors_layout(specs: Mapping[str, Spec]) -> FileLayout:
     head = struct.pack("<Q", len(text)) + text
     offsets_of = {name: len(head) + place for name, place in places.items()}
     return FileLayout(head, len(head) + end, offsets_of)
-
-
-def _npy_header(spec: Spec) -> bytes:
-    """The bytes that stand before a tensor's data in a .npy file."""
-    # What NumPy has no name for is stored as it would store it: raw bytes.
-    element = BY_NAME[spec.dtype]
-    raw = f"|V{element.physical.itemsize}"
-    descr = raw if element.is_raw else np.lib.format.dtype_to_descr(element.physical)
-    stream = io.BytesIO()
-    fields = {"descr": descr, "fortran_order": False, "shape": spec.shape}
-    np.lib.format.write_array_header_1_0(stream, fields)
-    return stream.getvalue()
 
 
 @contextlib.contextmanager
