@@ -20,6 +20,8 @@ from attncli.files.text import listed, place, shown
 ROLES = ("q", "k", "v")
 # In metadata: what holds for every group that does not say otherwise, and tokens.
 ALL_GROUPS, LABELS = "*", "labels"
+# Which of the labels is that of the group's first key, where a cache has grown or let go of some.
+LABELS_FROM = "labels_from"
 # Options that a tensor may be the value of, and other names of such tensors.
 _ARRAYS = (Kind.ARRAY, Kind.IDS, Kind.LOGITS, Kind.MARKS)
 FROM_FILES = {name for name, told in OPTIONS.items() if told.kind in _ARRAYS}
@@ -168,25 +170,39 @@ def _put_together(files: list[TensorFile]) -> TensorFile | None:
 def _in_bundle(file: TensorFile, wanted: Sequence[str]) -> list[FileGroup]:
     groups: list[FileGroup] = []
     for name, roles in groups_of(file, wanted).items():
-        declared, labels = declared_in(file, name)
         found = {role: (file, file.find(one)) for role, one in roles.items() if one is not None}
+        declared, labels = declared_in(file, name, found["k"][1].shape[-2:-1])
         group = FileGroup(file.source, name, found, declared, labels, warns=not groups)
         groups.append(_with_padding(group))
     return groups
 
 
-def declared_in(file: TensorFile, group: str) -> tuple[dict[str, Any], Labels | None]:
+def declared_in(
+    file: TensorFile, group: str, k_len: Sequence[int] = ()
+) -> tuple[dict[str, Any], Labels | None]:
     """Options and token labels that a file declares for a group; None for no labels.
 
     What metadata say of the group counts before its own tensors, and these before what holds for
-    all groups.
+    all groups. Labels may be the name of another entry that says them, and of a longer text, if the
+    group says which of them is that of its first key.
+
+    Args:
+        file: the bundle.
+        group: its name.
+        k_len: S_k alone; nothing where it is not known.
 
     Raises:
         DataError: labels that are no list, or the name of a tensor that is not there.
     """
     own = (_held(file, group) if group else {}) | _declared(file, group)
     declared = _held(file, "") | _declared(file, ALL_GROUPS) | own
-    return declared, _labels(declared.pop(LABELS, None), file)
+    labels, first = declared.pop(LABELS, None), declared.pop(LABELS_FROM, None)
+    if isinstance(labels, str):  # said once, in an entry of that name
+        labels = file.metadata.get(labels, {}).get(LABELS)
+    rows = _labels(labels, file)
+    if rows is not None and isinstance(first, int) and k_len:
+        rows = tuple(row[first : first + k_len[0]] for row in rows)
+    return declared, rows
 
 
 def _declared(file: TensorFile, group: str) -> dict[str, Any]:

@@ -120,12 +120,7 @@ def open_torch(local: Path, source: str) -> TensorFile:
     ]
 
     def load(header: TensorHeader, where: str) -> NDArray[Any]:
-        """The tensor's memory; of bfloat16 and float8 as their bit patterns."""
-        element, plain = BY_NAME[header.dtype], tensors[header.name].detach().resolve_neg()
-        if element.is_raw:
-            plain = plain.view(getattr(torch, element.physical.name))
-        array: NDArray[Any] = plain.numpy()
-        return array
+        return to_numpy(tensors[header.name])
 
     told = {str(name): (what, _ADVICE.get(what, _OTHERWISE)) for name, what in others.items()}
     return TensorFile(source, "pt", tuple(headers), load, others=told)
@@ -279,6 +274,16 @@ def _flatten(value: object, where: str) -> dict[str | None, Any]:
 def _may_hold(item: object) -> bool:
     """Whether an item may be or hold a tensor: plain values do not."""
     return not isinstance(item, _PLAIN)
+
+
+def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    """The memory of a tensor on the CPU as an array; bfloat16 and float8 as their bit patterns."""
+    element = BY_NAME[str(tensor.dtype).removeprefix("torch.")]
+    plain = tensor.detach().resolve_neg()
+    if element.is_raw:
+        plain = plain.view(getattr(torch, element.physical.name))
+    array: NDArray[Any] = plain.numpy()
+    return array
 
 
 def torch_dtype(name: str) -> torch.dtype:
