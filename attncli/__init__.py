@@ -17,6 +17,12 @@ __version__ = "0.1.0"
 
 # To add a public name, say here which module it lives in, and import it for type checkers below.
 _HOMES = {
+    "capture": "attncli.api",
+    "Capture": "attncli.recording.capture",
+    "CapturedGroup": "attncli.recording.recorder",
+    "CapturedTensors": "attncli.recording.recorder",
+    "recorder": "attncli.api",
+    "Recorder": "attncli.recording.recorder",
     "check": "attncli.api",
     "Checked": "attncli.analysis.check",
     "compute": "attncli.api",
@@ -51,9 +57,11 @@ if TYPE_CHECKING:
     from attncli.analysis.mask import AuditedMask as AuditedMask
     from attncli.analysis.mask import mask as mask
     from attncli.analysis.variance import Audited as Audited
+    from attncli.api import capture as capture
     from attncli.api import check as check
     from attncli.api import compute as compute
     from attncli.api import entropy as entropy
+    from attncli.api import recorder as recorder
     from attncli.api import variance as variance
     from attncli.attention.options import AttentionOptions as AttentionOptions
     from attncli.attention.options import Corner as Corner
@@ -68,6 +76,10 @@ if TYPE_CHECKING:
     from attncli.errors import DataError as DataError
     from attncli.errors import ResourceError as ResourceError
     from attncli.errors import UsageError as UsageError
+    from attncli.recording.capture import Capture as Capture
+    from attncli.recording.recorder import CapturedGroup as CapturedGroup
+    from attncli.recording.recorder import CapturedTensors as CapturedTensors
+    from attncli.recording.recorder import Recorder as Recorder
 else:
     # Hidden from type checkers, to which it would make every misspelt name look right.
     def __getattr__(name: str) -> object:

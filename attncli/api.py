@@ -23,6 +23,8 @@ from attncli.attention.variance.experiment import ExperimentRecord, ScaleRule
 from attncli.attention.variance.moments import audit, diagnosis
 from attncli.errors import UsageError
 from attncli.files.torch_tensors import as_torch
+from attncli.recording.capture import Capture
+from attncli.recording.recorder import LabelRows, Recorder
 
 # What says how Q and K of an audit are read, beside the options of attention.
 READING = {"layout", "k_layout", "heads", "kv_heads", "precision", "device", "allow_nonfinite"}
@@ -326,6 +328,53 @@ def check(
     )
     found = check_tensors(problem, declared, actual, order, rtol=rtol, atol=atol)
     return Checked(comparisons=found.comparisons, hypotheses=found.hypotheses, problem=problem)
+
+
+def capture(
+    model: torch.nn.Module,
+    path: str | None = None,
+    *,
+    layers: int | Sequence[int] | None = None,
+    labels: LabelRows | None = None,
+    trace: bool = False,
+) -> Capture:
+    """Record Q, K and V of every attention call of a model, with what shaped it there.
+
+        with attncli.capture(model, "qkv.safetensors") as recorded:
+            model(**inputs)
+        recorded.groups["layers.3"].options  # {'scale': 0.125, 'causal': True}
+        recorded["layers.3"].q  # (B, H, S_q, d_k)
+
+    Each call is checked: some rows of the model's own output against attention as it was recorded,
+    in float64; `recorded.warnings` names the layers that are off. What is called again is a step,
+    `steps.1.layers.3`, as a cached decoder does in `model.generate`.
+
+    Args:
+        model: a model of transformers, or any that calls `scaled_dot_product_attention` or
+            `nn.MultiheadAttention`; in evaluation mode, not compiled.
+        path: the bundle to write, which appears on leaving the context; None to keep the tensors.
+        layers: indices of the layers to record; None for all.
+        labels: a token per position, of all steps together, or such a row for each batch.
+        trace: whether to follow softmax that the model writes out, too.
+
+    Leaving the context raises:
+        DataError: nothing was recorded, with the reason.
+    """
+    wanted = whole_numbers(layers)
+    return Capture(model, path, layers=wanted, labels=labels, trace=trace)
+
+
+def recorder(path: str | None = None, *, labels: LabelRows | None = None) -> Recorder:
+    """Write a bundle group by group, from code of any kind.
+
+        with attncli.recorder("qkv.safetensors") as recorded:
+            recorded.add("layers.0", q, k, v, causal=True, output=out)
+
+    Args:
+        path: the bundle to write, which appears on leaving the context; None to keep the tensors.
+        labels: a token per position for all groups, or such a row for each batch.
+    """
+    return Recorder(path, labels=labels)
 
 
 def as_tensor(values: TensorLike, role: str) -> torch.Tensor:

@@ -308,6 +308,79 @@ def inspect(options: InspectOptions, output: OutputOptions) -> None:
     _run("inspect", options, output)
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """Which model, and what to run it on."""
+
+    panel: ClassVar[str] = "What to capture"
+
+    model: str = option(
+        MISSING,
+        "A folder, a .gguf file, or a name in the hub's cache or on the hub.",
+        "MODEL",
+        positional=True,
+    )
+    output: str = option(
+        MISSING, "The bundle to write.", "FILE.safetensors", names=("--output", "-o")
+    )
+    text: list[str] | None = option(
+        None, "What to run it on; several texts are run one by one.", "TEXT"
+    )
+    text_file: list[str] | None = option(None, "A text from a file.", "FILE")
+    ids: str | None = option(None, "Token ids, (S) or (B, S), or words of a text file.", "FILE")
+    inputs: str | None = option(
+        None, "Arrays named as the model's keywords: pixel_values, input_features, …", "FILE.npz"
+    )
+    batch: bool = option(False, "All texts in one padded batch.")
+    generate: int | None = option(
+        None, "After the text N cached steps: steps.T.layers.L.", "N", minimum=1
+    )
+    layers: list[str] | None = option(None, "Only these layers.", "I[,I…]")
+    max_length: int | None = option(None, "Cut texts to N tokens.", "N", minimum=1)
+    dtype: str | None = option(
+        None, "Run the model in this type. [default: as it is stored]", "NAME"
+    )
+    device: str = option("auto", "Where to run it.", "auto|cpu|cuda[:N]")
+    trace: bool = option(False, "Follow softmax that a model writes out, too (BLOOM, DeBERTa).")
+    strict: bool = option(False, "Exit 3 if the self-check of a layer fails.")
+
+
+@dataclass(frozen=True, slots=True)
+class PrintOptions:
+    """How to print what was done, where «output» says where the work itself goes."""
+
+    panel: ClassVar[str] = "Output"
+
+    format: Format = option(Format.TABLE, "What to print.", names=("--format", "-f"))
+    digits: int = option(4, "Decimals in tables.", "N", minimum=0, maximum=17)
+    color: Color = option(Color.AUTO, "Colour in tables.")
+    quiet: bool = option(False, "No warnings and no progress.", names=("--quiet", "-q"))
+
+
+def capture(options: CaptureOptions, output: PrintOptions) -> None:
+    """Run a model, and write Q, K and V of every layer with what shaped attention there.
+
+    The bundle carries scale, causality, windows, soft cap, sinks, padding, biases and the tokens:
+    the other commands need no option for it. At every layer a few rows of the model's own output
+    are compared with attention as it was recorded, in float64: the column self-check.
+
+    Needs transformers: pip install 'attncli[capture]'. Code of a model's own is never run.
+    """
+    given = [name for name in ("text", "text_file", "ids", "inputs") if getattr(options, name)]
+    if not given:
+        raise UsageError("--text", "expected what to run the model on, got nothing")
+    texts = {"text", "text_file"} & set(given)
+    if len(given) > 1 and (len(texts) < len(given)):
+        other = next(name for name in given if name not in ("text", "text_file"))
+        raise UsageError(f"«{other}»", "expected nothing to run on beside it, got more")
+    for name in ("batch", "max_length"):
+        if getattr(options, name) and not texts:
+            raise UsageError(f"«{name}»", "expected «text» beside it, got none")
+    if options.generate is not None and options.inputs is not None:
+        raise UsageError("«generate»", "expected «text» or «ids» beside it, got «inputs»")
+    _run("capture", options, output)
+
+
 def _run(name: str, *given: Any) -> None:
     """Load the body of a command, which is heavy, and run it."""
     import_module(f"attncli.cli.{name}_run").run(*given)
@@ -316,5 +389,5 @@ def _run(name: str, *given: Any) -> None:
 # In the order of the help.
 COMMANDS = {
     command.__name__: command
-    for command in (compute, entropy, mask, variance, check, report, inspect)
+    for command in (compute, entropy, mask, variance, check, report, inspect, capture)
 }

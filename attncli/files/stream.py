@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.errors import ResourceError
-from attncli.files.atomic import atomic_path
 from attncli.files.safetensorsfile import OPTIONS_KEY
 from attncli.files.tensor import BY_NAME
 from attncli.files.text import shown
+from attncli.files.writer import atomic_path
 
 # Kept free before the data; a header of another size moves them, unless they are many.
 _ROOM = 1 << 20

@@ -25,7 +25,7 @@ from attncli.recording.trace import Trace
 # Above so many cells a module's eager function is given some queries at a time.
 _EAGER_CELLS = 1 << 22
 _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
-_POSITIONAL = ("dropout", "scaling")
+_INTERFACE = ("query", "key", "value", "attention_mask", "dropout", "scaling")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,36 +129,28 @@ def _wrap_interface(stack: ExitStack, watch: Watch, interface: Any) -> None:
     def get_interface(self: Any, implementation: str, default: Any) -> Any:
         own, kind = plain(self, implementation, default), implementation or "eager"
 
-        def attend(
-            module: nn.Module, query: Any, key: Any, value: Any, mask: Any, *args: Any, **given: Any
-        ) -> Any:
-            given = dict(zip(_POSITIONAL, args, strict=False)) | given
+        def attend(module: nn.Module, *args: Any, **given: Any) -> Any:
+            said = dict(zip(_INTERFACE, args, strict=False)) | given
+            q, k, v, mask = (said.pop(name, None) for name in _INTERFACE[:4])
             watch.busy += 1
             try:
-                cells = query.shape[-2] * key.shape[-2]
-                apart = kind == "eager" and cells > _EAGER_CELLS and not _wants_weights(given)
-                attended = _by_rows if apart else _at_once
-                result = attended(own, module, query, key, value, mask, given)
+                apart = kind == "eager" and q.shape[-2] * k.shape[-2] > _EAGER_CELLS
+                if apart and not said.get("output_attentions"):
+                    result = _by_rows(own, module, q, k, v, mask, said)
+                else:
+                    result = own(module, *args, **given)
             finally:
                 watch.busy -= 1
             if id(module) in watch.paths:
                 output = result[0].transpose(-3, -2)
                 path = watch.paths[id(module)]
-                watch.receive(_call(kind, path, module, query, key, value, mask, given, output))
+                watch.receive(_call(kind, path, module, q, k, v, mask, said, output))
             return result
 
         return attend
 
     interface.get_interface = get_interface
     stack.callback(setattr, interface, "get_interface", plain)
-
-
-def _wants_weights(given: dict[str, Any]) -> bool:
-    return bool(given.get("output_attentions"))
-
-
-def _at_once(own: Any, module: Any, q: Any, k: Any, v: Any, mask: Any, given: Any) -> Any:
-    return own(module, q, k, v, mask, **given)
 
 
 def _by_rows(

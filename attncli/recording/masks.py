@@ -7,14 +7,16 @@ mask that is causal by its hidden cells may add a bias to the others.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 
+from attncli.attention.masks.audit import recognise_mask
 from attncli.attention.masks.build import build_mask
-from attncli.attention.masks.recognise import recognise_mask
 from attncli.attention.options import AttentionOptions
 from attncli.attention.sizes import Sizes
 
@@ -57,25 +59,27 @@ class MaskReader:
 def _keywords(
     mask: torch.Tensor | None, bias: torch.Tensor | None, q_len: int, k_len: int
 ) -> dict[str, Any]:
-    visible, added = split(mask if mask is None else mask[..., :k_len])
-    if bias is not None:
-        added = bias[..., :k_len] if added is None else added + bias[..., :k_len]
+    parts = [split(part[..., :k_len]) for part in (mask, bias) if part is not None]
+    shown = [visible for visible, _ in parts if visible is not None]
+    biases = [added for _, added in parts if added is not None]
+    visible = reduce(operator.and_, shown) if shown else None
     found = {} if visible is None else _recognised(visible, q_len, k_len)
-    if added is None:
+    if not biases:
         return {"attn_mask": _of_rank_4(visible)} if found is None else found
-    values = added.float()
-    if visible is not None:  # where options hide, what is added is nothing
-        values = values.masked_fill(~visible, -math.inf if found is None else 0.0)
-    return (found or {}) | {"attn_mask": _of_rank_4(values)}
+    values = reduce(operator.add, biases).float()
+    if found is None:
+        assert visible is not None
+        return {"attn_mask": _of_rank_4(torch.where(visible, values, -math.inf))}
+    return found | {"attn_mask": _of_rank_4(values)}
 
 
-def split(mask: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def split(mask: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """What a mask hides and what it adds, each None where it does not.
 
     Returns:
-        Bool, True = visible; and the values, which mean nothing where they hide.
+        Bool, True = visible; and the values, 0 where they hide.
     """
-    if mask is None or mask.dtype == torch.bool:
+    if mask.dtype == torch.bool:
         return mask, None
     limit = torch.finfo(mask.dtype).min / 2  # sums of two lowest values lie beyond, too
     visible = mask > limit
@@ -84,7 +88,9 @@ def split(mask: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor 
         bool(((flat[start : start + _PART] != 0) & seen[start : start + _PART]).any())
         for start in range(0, len(flat), _PART)
     )
-    return (None if bool(visible.all()) else visible), (mask if adds else None)
+    if bool(visible.all()):
+        return None, mask if adds else None
+    return visible, mask.masked_fill(~visible, 0.0) if adds else None
 
 
 def _recognised(visible: torch.Tensor, q_len: int, k_len: int) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from attncli.attention import steps
-from attncli.attention.check.tolerance import unit_roundoff
+from attncli.attention.check.walk import unit_roundoff
 from attncli.attention.problem import Problem
 
 # Queries that are looked at, from the first to the last.

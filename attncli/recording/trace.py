@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from attncli.attention.check.tolerance import unit_roundoff
+from attncli.attention.check.walk import unit_roundoff
 
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 _TIMES = ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply")
