@@ -10,6 +10,8 @@ from types import MappingProxyType
 import torch
 
 from attncli.attention import stages as attention_stages
+from attncli.attention.pooled_stages import PooledMatrix, pool_blocks
+from attncli.attention.pooling import edges_of
 from attncli.attention.problem import Cost, Problem, cost_of
 from attncli.attention.stages import (
     Block,
@@ -50,6 +52,20 @@ class StagesAsked:
         """The stages, or some of them, block by block."""
         asked = stages or self.stages
         return blocks_of(self.problem, asked, self.selection, self.output_projection)
+
+    def pooled(
+        self, stage: Stage, rows: int, columns: int, *, largest: bool
+    ) -> Iterator[PooledMatrix]:
+        """A stage as matrices of at most so many rows and columns, head after head.
+
+        Args:
+            stage: one of those asked for.
+            rows, columns: of points.
+            largest: whether a point is the largest of its cells, not their mean.
+        """
+        *_, height, width = self.results()[stage].shape
+        edges = edges_of(height, rows), edges_of(width, columns)
+        return pool_blocks(self.blocks(stage), *edges, largest=largest)
 
     def results(self) -> dict[Stage, StageResult]:
         """An empty result per stage, to be filled block by block."""

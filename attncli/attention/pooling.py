@@ -31,9 +31,14 @@ class Pool:
     @classmethod
     def of(cls, rows: int, columns: int, most: int) -> Pool:
         """An empty one, of at most so many rectangles each way."""
-        edges = edges_of(rows, most), edges_of(columns, most)
-        shape = len(edges[0]) - 1, len(edges[1]) - 1
-        return cls(*edges, np.zeros(shape), np.zeros(shape), np.full(shape, -np.inf))
+        return cls.over(edges_of(rows, most), edges_of(columns, most))
+
+    @classmethod
+    def over(cls, row_edges: Edges, column_edges: Edges) -> Pool:
+        """An empty one, of the rectangles between these edges."""
+        shape = len(row_edges) - 1, len(column_edges) - 1
+        nothing = np.full(shape, -np.inf)
+        return cls(row_edges, column_edges, np.zeros(shape), np.zeros(shape), nothing)
 
     def add(self, rows: Any, values: Any, counted: Any = True) -> None:
         """Take in some rows.
@@ -86,10 +91,12 @@ def edges_of(length: int, bins: int, alone: int = 4) -> Edges:
 
     Args:
         length: how many positions there are.
-        bins: at most, more than `alone`.
-        alone: how many of the first positions are not taken together with others.
+        bins: at most, at least 1.
+        alone: how many of the first positions are not taken together with others, where there are
+            more bins than that.
     """
     if length <= bins:
         return np.arange(length + 1)
+    alone = min(alone, bins - 1)
     rest = np.rint(np.linspace(alone, length, bins - alone + 1)).astype(np.int64)
     return np.concatenate([np.arange(alone), rest])

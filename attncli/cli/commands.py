@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from attncli.analysis.options import AttentionWords, FileOptions, InputOptions
 from attncli.attention.options import DistributionName, Layout, Precision, option
 from attncli.errors import UsageError
-from attncli.report import Color, Format, Language, PageTheme, Unit
+from attncli.report import Color, ColourScale, Format, Language, PageTheme, Pooling, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,14 @@ class ComputeOptions:
         65_536, "Tables and JSON: leave out the values of larger stages.", "N", minimum=0
     )
     save: str | None = option(None, "Write stages as tensors.", "FILE.npz|.safetensors|DIR")
+    heatmap: bool = option(
+        False, "Draw the weights, or what «stage» names, as wide as the terminal."
+    )
+    pool: Pooling = option(Pooling.MEAN, "With «heatmap»: what a point is of many cells.")
+    scale_colour: ColourScale = option(
+        ColourScale.LOG, "How weights become colours; even: multiples of even attention."
+    )
+    skip_first: int = option(0, "Leave the first N keys out of the colours.", "N", minimum=0)
     explain: bool = option(False, "Walk through the stages: formula, purpose, numbers.")
     step: bool = option(False, "With «explain» on a terminal: wait between stages.")
 
@@ -61,6 +69,10 @@ def compute(
     """
     if options.step and not options.explain:
         raise UsageError("--step", "expected --explain beside it, got --step alone")
+    if options.heatmap and options.explain:
+        raise UsageError("--heatmap", "expected either --explain or --heatmap, got both")
+    if options.heatmap and output.format is not Format.TABLE:
+        raise UsageError("--heatmap", f"expected --format table, got {output.format}")
     _run("compute", inputs, words, options, output)
 
 

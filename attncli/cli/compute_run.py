@@ -6,8 +6,9 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,17 @@ from attncli.errors import UsageError
 from attncli.files.limits import require_memory
 from attncli.files.text import shown
 from attncli.files.writer import TensorSaver
-from attncli.report import Format
+from attncli.report import Format, Pooling
 from attncli.report import stages as report
 from attncli.report.explanation import Facts, Step, explain_steps
+from attncli.report.heatmap import (
+    FEWEST_LINES,
+    FRAME_LINES,
+    MOST_LINES,
+    canvas_for,
+    heat_map,
+    names_of_rows,
+)
 from attncli.report.printer import Printer, document, heading, paragraph
 from attncli.report.stages import (
     StageView,
@@ -74,11 +83,14 @@ def run(
     if options.save is not None and inputs.layout is not Layout.BHSD:
         printer.note(f"{options.save} is (B, H, S, d) whatever --layout says of the inputs")
     in_words = options.explain and output.format is Format.TABLE
-    if in_words or output.format in (Format.CSV, Format.NDJSON):
+    if in_words or options.heatmap or output.format in (Format.CSV, Format.NDJSON):
         if options.save is not None:
             _gather(asked, options, printer, max_values=-1)
         if in_words:
             _explain(asked, options, output, printer)
+        elif options.heatmap:
+            maps = _heat_maps(asked, options, output, printer)
+            printer.write(printer.rendered(part) for part in maps)
         else:
             printer.write(_cells(asked, output.format))
         return
@@ -98,7 +110,8 @@ def _asked(
     output: OutputOptions,
 ) -> GroupStages:
     made = problem_of(group, inputs, words, output.precision, output.device)
-    names = None if options.stage is None else several(options.stage)
+    names = [str(Stage.WEIGHTS)] if options.heatmap else None
+    names = names if options.stage is None else several(options.stage)
     if names == []:
         raise UsageError("--stage", "expected at least one name, got none")
     asked = ask_stages(
@@ -235,15 +248,8 @@ def _tables(
     printer: Printer,
 ) -> Iterator[RenderableType]:
     problem = one.made.problem
-    view = StageView(
-        problem,
-        one.asked.selection,
-        one.made.group.labels,
-        printer,
-        output.digits,
-        output.unit,
-        _entropies(found.get(Stage.WEIGHTS), with_sink=problem.sinks is not None),
-    )
+    entropies = _entropies(found.get(Stage.WEIGHTS), with_sink=problem.sinks is not None)
+    view = replace(_view(one, options, output, printer), entropies=entropies)
     yield from _opening(one, printer)
     yield ""
     for result in found.values():
@@ -258,6 +264,21 @@ def _tables(
             f"--max-values {options.max_values}; choose --rows, or --format csv, or --save FILE"
         )
     yield ""
+
+
+def _view(
+    one: GroupStages, options: ComputeOptions, output: OutputOptions, printer: Printer
+) -> StageView:
+    return StageView(
+        one.asked.problem,
+        one.asked.selection,
+        one.made.group.labels,
+        printer,
+        output.digits,
+        output.unit,
+        scale=options.scale_colour,
+        skip_first=options.skip_first,
+    )
 
 
 def _entropies(weights: StageResult | None, *, with_sink: bool) -> NDArray[np.object_] | None:
@@ -305,6 +326,39 @@ def _told(value: Any) -> str:
         return f"{value:g}" if isinstance(value, float) else str(value)
     more = f",… ({len(value)})" if len(value) > 8 else ""
     return ",".join(f"{part:g}" for part in value[:8]) + more
+
+
+def _heat_maps(
+    asked: list[GroupStages], options: ComputeOptions, output: OutputOptions, printer: Printer
+) -> Iterator[RenderableType]:
+    """Pictures of stages: a terminal has lines for some heads of each, elsewhere all are drawn."""
+    pictures = [(one, stage) for one in asked for stage in one.asked.stages]
+    share = max(FEWEST_LINES + FRAME_LINES, MOST_LINES // len(pictures))
+    largest = options.pool is Pooling.MAX
+    used = left = 0
+    before: GroupStages | None = None
+    for one, stage in pictures:
+        view = _view(one, options, output, printer)
+        batches, heads, rows, columns = one.asked.results()[stage].shape
+        names = names_of_rows(stage, 0, view)
+        canvas = canvas_for(rows, columns, names, output.digits, printer, lines=share)
+        fitting = batches * heads
+        if printer.on_terminal:
+            fits = not used or used + canvas.lines <= MOST_LINES
+            fitting = min(fitting, max(1, share // canvas.lines)) if fits else 0
+        if fitting and one is not before:
+            yield from ([""] if before else [])
+            yield from _opening(one, printer)
+            before = one
+        pooled = one.asked.pooled(stage, canvas.rows, canvas.columns, largest=largest)
+        for matrix in islice(pooled, fitting):
+            yield ""
+            yield from heat_map(matrix, canvas, view, largest=largest)
+        used += fitting * canvas.lines
+        left += batches * heads - fitting
+    if left:
+        yield ""
+        yield f"{left} more not drawn: --group, --head-index, --batch-index, --stage"
 
 
 # ── the walk through the stages, all at once or one key press at a time ──────────────────────

@@ -40,3 +40,19 @@ class Language(StrEnum):
 
     EN = "en"
     ZH = "zh"
+
+
+class ColourScale(StrEnum):
+    """How weights become colours; numbers of both signs have 0 in the middle, always."""
+
+    LOG = "log"
+    SQRT = "sqrt"
+    LINEAR = "linear"
+    EVEN = "even"
+
+
+class Pooling(StrEnum):
+    """What a point of a picture is of the cells that it stands for."""
+
+    MEAN = "mean"
+    MAX = "max"

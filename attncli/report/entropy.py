@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from rich.console import RenderableType
+from rich.style import Style as Shade
 from rich.text import Text
 
 from attncli.columns import Column
 from attncli.files.text import shown
 from attncli.report import Unit
 from attncli.report.printer import Printer, heading, paragraph
-from attncli.report.stages import shade
+from attncli.report.shading import shade
 from attncli.report.table import (
     GAP,
     TableColumn,
@@ -324,7 +325,7 @@ class ValueRange:
             return 1.0 if value > 0 else 0.0
         return 0.0 if self.high == self.low else (value - self.low) / (self.high - self.low)
 
-    def shade(self, value: float | None) -> str:
+    def shade(self, value: float | None) -> Shade | str:
         """The style of a value."""
         share = self.share(value)
         return "" if share is None or not self.printer.colored else shade(share)

@@ -23,9 +23,11 @@ from rich.text import Text
 from attncli.attention.problem import Cost, Problem
 from attncli.attention.stages import Block, Selection, Stage, StageResult
 from attncli.files.text import shown, size_text
-from attncli.report import Unit
+from attncli.report import ColourScale, Unit
 from attncli.report.explanation import formula
+from attncli.report.palette import Colours
 from attncli.report.printer import Printer, csv_field, heading, shortest
+from attncli.report.shading import Shading, style_on
 from attncli.report.table import (
     TableColumn,
     decimals,
@@ -100,6 +102,7 @@ def _nested(result: StageResult) -> Any:
 
 MASKED = "·"
 GAP = "…"
+DIM = Style(dim=True)
 
 # On a terminal: rows of one matrix, and matrices of one stage, before the middle is left out.
 TERMINAL_ROWS = 16
@@ -109,9 +112,6 @@ TERMINAL_MATRICES = 4
 LABEL_WIDTH = 6
 # Rich holds half a kilobyte a cell until it has drawn a table: long ones are drawn in stretches.
 CELLS_AT_ONCE = 16_384
-
-# Shading of weights from 0 to 1, dark to bright; the text on it stays legible on both ends.
-_DARK, _BRIGHT = (18, 22, 40), (46, 134, 222)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,8 @@ class StageView:
         unit: of the entropy beside the weights.
         entropies: in nats, (batches, heads, rows), None for rows that see no key; None where the
             weights are not shown.
+        scale: of the colours of weights.
+        skip_first: columns at the beginning that are left out of the colours.
     """
 
     problem: Problem
@@ -135,8 +137,17 @@ class StageView:
     labels: Sequence[Sequence[str]] | None
     printer: Printer
     digits: int
-    unit: Unit
-    entropies: NDArray[np.object_] | None
+    unit: Unit = Unit.BITS
+    entropies: NDArray[np.object_] | None = None
+    scale: ColourScale = ColourScale.LOG
+    skip_first: int = 0
+
+    def shading(self, stage: Stage, values: NDArray[np.float64]) -> Shading:
+        """How the numbers of a stage, (…, columns), become colours."""
+        is_weights = stage is Stage.WEIGHTS
+        skipped = self.skip_first if stage.over_keys else 0
+        scale = self.scale if is_weights else None
+        return Shading.of(values, scale, self.problem.sizes.k_len, skipped)
 
     def tokens(self, batch: int, length: int) -> list[str] | None:
         """Labels that can be printed, where there is one per position."""
@@ -259,6 +270,7 @@ class _Matrix:
         real: bool (rows,), False for padding, which has no values.
         entropies: a heading and a text a row for a last column; None for none.
         masked_sign: what stands for a masked cell.
+        colours: sRGB (rows, columns, 3) of the cells; None for none.
     """
 
     row_names: Sequence[str]
@@ -271,6 +283,7 @@ class _Matrix:
     stage: Stage
     view: StageView
     masked_sign: str
+    colours: Colours | None
 
     @classmethod
     def of(cls, result: StageResult, batch: int, head: int, view: StageView) -> _Matrix:
@@ -296,6 +309,7 @@ class _Matrix:
             result.stage,
             view,
             view.printer.sign(MASKED, "."),
+            _colours(result, batch, head, view),
         )
 
     def text(self, row: int, column: int) -> str:
@@ -306,13 +320,13 @@ class _Matrix:
             return self.masked_sign
         return decimals(self.values[row][column], self.view.digits)
 
-    def style(self, row: int, column: int) -> str:
+    def style(self, row: int, column: int) -> Style | None:
         """The style of a cell where there is colour."""
         if not self.real[row]:
-            return ""
+            return None
         if not self._seen(row, column):
-            return "dim"
-        return shade(self.values[row][column]) if self.stage is Stage.WEIGHTS else ""
+            return DIM
+        return None if self.colours is None else style_on(self.colours[row, column])
 
     def _seen(self, row: int, column: int) -> bool:
         return self.visible is None or self.visible[row][column]
@@ -377,7 +391,7 @@ class _Matrix:
                 text, style = gap, None
                 if row is not None and column is not None:
                     text = self.text(row, column)
-                    style = Style.parse(self.style(row, column)) if colored else None
+                    style = self.style(row, column) if colored else None
                 segments.append(Segment(f"{text:>{width + 1}}\n", style))
             stacked.append(Segments(segments))
         if self.entropies is not None:
@@ -389,11 +403,16 @@ class _Matrix:
         return drawing
 
 
-def shade(weight: float) -> str:
-    """The style of a weight: the heavier, the brighter."""
-    share = min(max(weight, 0.0), 1.0) if weight == weight else 0.0
-    mixed = [round(d + (b - d) * share**0.5) for d, b in zip(_DARK, _BRIGHT, strict=True)]
-    return f"rgb(255,255,255) on rgb({mixed[0]},{mixed[1]},{mixed[2]})"
+def _colours(result: StageResult, batch: int, head: int, view: StageView) -> Colours | None:
+    """The colours of scores or weights, told apart within the matrix; None where there are none."""
+    if not view.printer.colored or not result.stage.over_keys or result.values is None:
+        return None
+    values = result.values[batch, head].numpy().astype(np.float64)
+    visible = np.ones(values.shape, bool)
+    if result.visible is not None:
+        visible = result.visible[batch, head].numpy()
+    shading = view.shading(result.stage, np.where(visible, values, np.nan))
+    return shading.colours(values, ~visible, visible.sum(1))
 
 
 def _entropies(batch: int, head: int, view: StageView) -> tuple[str, list[str]] | None:
