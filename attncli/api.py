@@ -8,12 +8,13 @@ from typing import Any, overload
 import torch
 
 from attncli.analysis.attention_arguments import TensorLike, read_keywords, stored_of, whole_numbers
-from attncli.analysis.check import Checked, check_tensors, require_candidates
+from attncli.analysis.check import Checked, require_candidates
 from attncli.analysis.compute import Computed, ask_stages, compute_stages
 from attncli.analysis.entropy import Entropies, measure, thresholds_of
 from attncli.analysis.options import choice_of
 from attncli.analysis.variance import Audited, experiment_specs, experiments
-from attncli.attention.check.candidate import Target
+from attncli.attention.check.candidate import Target, read_candidate
+from attncli.attention.check.hypotheses import check as find_mistakes
 from attncli.attention.options import DistributionName, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import problem_of_weights
@@ -322,11 +323,12 @@ def check(
         if values is not None
     }
     require_candidates(actual, rtol, atol)
-    declared, order = read_keywords(options), choice_of(Layout, layout, "layout")
     problem = as_problem(
         q, k, v, options, layout, k_layout, heads, kv_heads, precision, device, allow_nonfinite
     )
-    found = check_tensors(problem, declared, actual, order, rtol=rtol, atol=atol)
+    order = choice_of(Layout, layout, "layout")
+    candidates = [read_candidate(name, one.cpu(), problem, order) for name, one in actual.items()]
+    found = find_mistakes(problem, read_keywords(options), candidates, rtol=rtol, atol=atol)
     return Checked(comparisons=found.comparisons, hypotheses=found.hypotheses, problem=problem)
 
 

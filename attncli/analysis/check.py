@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from attncli.attention.check.candidate import Candidate, Target, read_candidate
-from attncli.attention.check.compare import Comparison, Pair, compare_pair
-from attncli.attention.check.hypotheses import Check, Hypothesis, check
-from attncli.attention.options import AttentionOptions, Layout
+from attncli.attention.check.candidate import Target
+from attncli.attention.check.compare import Comparison
+from attncli.attention.check.hypotheses import Hypothesis
 from attncli.attention.problem import Problem
 from attncli.columns import record_of
 from attncli.errors import UsageError
@@ -40,55 +37,6 @@ def require_candidates(
     for name, value in (("«rtol»", rtol), ("«atol»", atol)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise UsageError(name, f"expected a finite number of at least 0, got {value}")
-
-
-def check_tensors(
-    problem: Problem,
-    options: AttentionOptions,
-    actual: Mapping[Target, torch.Tensor],
-    layout: Layout,
-    *,
-    rtol: float | None,
-    atol: float | None,
-    tell: Callable[[int], None] | None = None,
-) -> Check:
-    """Compare tensors with the reference, and name the mistake where they differ.
-
-    Args:
-        problem: what they were computed from.
-        options: what the problem was made with.
-        actual: what each claims to be → the tensor, in a shape that `read_candidate` takes.
-        layout: order of the axes of an output.
-        rtol, atol: tolerances of the caller; None for those of the dtype.
-        tell: hears of every query of every head that is compared, how many more.
-
-    Raises:
-        DataError: a shape that is neither the expected one nor that of a layout mistake.
-    """
-    candidates = [_candidate(target, values, problem, layout) for target, values in actual.items()]
-    return check(problem, options, candidates, rtol=rtol, atol=atol, tell=tell)
-
-
-def check_pair(
-    problem: Problem,
-    options: AttentionOptions,
-    target: Target,
-    both: tuple[torch.Tensor, torch.Tensor],
-    layout: Layout,
-    *,
-    rtol: float | None,
-    atol: float | None,
-) -> Pair:
-    """Compare two tensors for the same target with the reference and with each other.
-
-    Arguments and errors as for `check_tensors`.
-    """
-    first, second = (_candidate(target, values, problem, layout) for values in both)
-    return compare_pair(problem, options, first, second, rtol=rtol, atol=atol)
-
-
-def _candidate(target: Target, values: torch.Tensor, problem: Problem, layout: Layout) -> Candidate:
-    return read_candidate(target, values.cpu(), problem, layout)
 
 
 def listed(result: Any) -> dict[str, Any]:

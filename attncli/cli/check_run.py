@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from rich.console import RenderableType
 
 from attncli.analysis.attention_arguments import NONE
-from attncli.analysis.check import check_pair, check_tensors, listed, require_candidates
+from attncli.analysis.check import listed, require_candidates
 from attncli.analysis.inputs import describe, read_tensor
 from attncli.analysis.options import AttentionWords, FileOptions, defaults_of
 from attncli.analysis.problems import GroupProblem, load_problem
-from attncli.attention.check.candidate import Target
-from attncli.attention.check.compare import Comparison
-from attncli.attention.check.hypotheses import Hypothesis
+from attncli.attention.check.candidate import Candidate, Target, read_candidate
+from attncli.attention.check.compare import Comparison, compare_pair
+from attncli.attention.check.hypotheses import Hypothesis, check
 from attncli.attention.options import Precision
 from attncli.attention.problem import Problem
 from attncli.cli.commands import CheckOptions, OutputOptions
@@ -53,13 +52,13 @@ def run(
     printer = make_printer(output)
     printer.warn(made.warnings)
     session = _Session(inputs, words, options, output, made, printer, dict(made.group.described))
-    actual = {target: session.read(f"actual_{target}", spec) for target, spec in specs.items()}
+    candidates = [session.read(target, f"actual_{target}", one) for target, one in specs.items()]
     if options.pair is None:
-        session.check(actual)
+        session.check(candidates)
     else:
-        ((target, first),) = actual.items()
-        second = session.read("pair", options.pair)
-        session.compare(target, (first, second), (specs[target], options.pair))
+        ((target, spec),) = specs.items()
+        second = session.read(target, "pair", options.pair)
+        session.compare(candidates[0], second, (spec, options.pair))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,77 +73,54 @@ class _Session:
     printer: Printer
     described: dict[str, Any]
 
-    def read(self, name: str, spec: str) -> torch.Tensor:
-        """A tensor from the file of an option."""
+    def read(self, target: Target, name: str, spec: str) -> Candidate:
+        """A candidate for a target from the file of an option."""
         tensor, said = read_tensor(spec, f"«{name}»", self.inputs.dtype)
         self.printer.warn(said)
         self.described[name] = describe(spec, tensor)
-        return tensor
+        return read_candidate(target, tensor.cpu(), self.made.problem, self.inputs.layout)
 
-    def check(self, actual: Mapping[Target, torch.Tensor]) -> None:
+    def check(self, candidates: Sequence[Candidate]) -> None:
         """Compare candidates with the reference, and name what is wrong with them."""
-        sizes = self.made.problem.sizes
-        rows = sizes.batch * sizes.heads * sizes.q_len
-        shown = rows if rows * sizes.k_len >= WORTH_WATCHING else 0
+        problem, shaping = self.made.problem, self.made.arguments.options
+        rows = problem.sizes.batch * problem.sizes.heads * problem.sizes.q_len
+        shown = rows if rows * problem.sizes.k_len >= WORTH_WATCHING else 0
         with progress(self.printer, shown, "comparing") as tell:
-            found = check_tensors(
-                self.made.problem,
-                self.made.arguments.options,
-                actual,
-                self.inputs.layout,
-                rtol=self.options.rtol,
-                atol=self.options.atol,
-                tell=tell,
-            )
+            found = check(problem, shaping, candidates, **self.tolerances, tell=tell)
         hypotheses = [_hypothesis_record(one, self.verifying(one)) for one in found.hypotheses]
-        self._emit(
-            found.comparisons,
-            {"hypotheses": hypotheses},
-            lambda _: check_tables(
-                found, self.made.problem, self.verifying, self.printer, self.output.digits
-            ),
-        )
+        tables = check_tables(found, problem, self.verifying, self.printer, self.output.digits)
+        self._emit(found.comparisons, tables, {"hypotheses": hypotheses})
         _judge(found.comparisons, [one.told for one in found.hypotheses if one.matches])
 
-    def compare(
-        self, target: Target, both: tuple[torch.Tensor, torch.Tensor], names: tuple[str, str]
-    ) -> None:
+    def compare(self, first: Candidate, second: Candidate, names: tuple[str, str]) -> None:
         """Compare two candidates with the reference and with each other."""
-        pair = check_pair(
-            self.made.problem,
-            self.made.arguments.options,
-            target,
-            both,
-            self.inputs.layout,
-            rtol=self.options.rtol,
-            atol=self.options.atol,
-        )
-        self._emit(
-            (pair.first, pair.second),
-            {"hypotheses": [], "pair": listed(pair)},
-            lambda _: pair_tables(pair, self.made.problem, names, self.printer, self.output.digits),
-        )
+        problem, shaping = self.made.problem, self.made.arguments.options
+        pair = compare_pair(problem, shaping, first, second, **self.tolerances)
+        tables = pair_tables(pair, problem, names, self.printer, self.output.digits)
+        self._emit((pair.first, pair.second), tables, {"hypotheses": [], "pair": listed(pair)})
         _judge([pair.first])
         _judge([pair.second], option="--pair")
 
+    @property
+    def tolerances(self) -> dict[str, float | None]:
+        """Those of the user; None for those of the dtype."""
+        return {"rtol": self.options.rtol, "atol": self.options.atol}
+
     def verifying(self, found: Hypothesis) -> list[str] | None:
         """The words of the command that verifies a mistake; None where no option makes it."""
-        changes = dict(found.changes)
-        if (
-            found.name == "qk:exchanged"
-            and self.made.problem.kv_heads == self.made.problem.sizes.heads
-        ):
+        problem, changes = self.made.problem, dict(found.changes)
+        if found.name == "qk:exchanged" and problem.kv_heads == problem.sizes.heads:
             changes = _with_q_and_k_exchanged(self.inputs)
         if not changes:
             return None
         given = (self.inputs, self.words, self.options, self.output)
-        return _command_words(given, changes, self.made.group.declared, self.made.problem)
+        return _command_words(given, changes, self.made.group.declared, problem)
 
     def _emit(
         self,
         comparisons: Sequence[Comparison],
+        tables: Iterable[RenderableType],
         more: Mapping[str, Any],
-        show: Callable[[Any], Iterable[RenderableType]],
     ) -> None:
         write_result(
             self.output.format,
@@ -154,7 +130,7 @@ class _Session:
             records=[listed(one) for one in comparisons],
             inputs=self.described,
             params=self.made.params,
-            show=show,
+            show=lambda _: tables,
             wrap=lambda records: {"records": records, **more},
         )
 
