@@ -66,7 +66,7 @@ def effect_on_scores(scores: NDArray[Any], mask: Mask) -> Iterator[RowEffect]:
         one = mask.head(batch, head)
         for rows, visible in one.blocks():
             bias = one.bias(rows)
-            found = steps.logits_of_scores(
+            found = steps.logits(
                 torch.from_numpy(scores[batch, head, rows].astype(np.float64)),
                 scale=1.0,
                 temperature=1.0,

@@ -105,6 +105,14 @@ class Told:
 # The options that tell documents apart, of which there is one at most, or the last two.
 DOCUMENTS = ("segments", "position_ids", "cu_seqlens_q", "cu_seqlens_k")
 
+# What an option needs beside it, one of several.
+_BESIDE = {
+    "query_segments": ("segments",),
+    "prefix": ("causal",),
+    "sink_window": ("left_window",),
+    "dilation": ("left_window", "right_window"),
+}
+
 
 def option(default: Any, help: str, *args: Any, **told: Any) -> Any:
     """A field of a dataclass that is an option; arguments after the default as for `Told`."""
@@ -246,29 +254,27 @@ class AttentionOptions:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UsageError(f"«{name}»", f"expected a finite number above 0, got {value}")
-        for name in ("left_window", "right_window", "sink_window", "prefix"):
-            _refuse_negative(name, getattr(self, name))
+        windows = "left_window", "right_window", "sink_window", "prefix"
+        counts = [(name, getattr(self, name)) for name in windows]
+        for name in ("key_lengths", "query_lengths"):
+            counts += [(name, length) for length in getattr(self, name) or ()]
+        for name, count in counts:
+            if count is not None and count < 0:
+                wanted = "expected a whole number of at least 0"
+                raise UsageError(f"«{name}»", f"{wanted}, got {count}")
         ways = [name for name in DOCUMENTS if getattr(self, name) is not None]
         if len(ways) > 1 and ways != ["cu_seqlens_q", "cu_seqlens_k"]:
             wanted = f"expected one way to tell documents, got «{ways[0]}» too"
             raise UsageError(f"«{ways[1]}»", wanted)
-        if self.query_segments is not None and self.segments is None:
-            wanted = "expected «segments» beside it, got «query_segments» alone"
-            raise UsageError("«query_segments»", wanted)
-        for name in ("key_lengths", "query_lengths"):
-            for length in getattr(self, name) or ():
-                _refuse_negative(name, length)
-        if self.prefix is not None and not self.causal:
-            raise UsageError("«prefix»", "expected «causal» beside it, got «prefix» alone")
-        if self.sink_window is not None and self.left_window is None:
-            wanted = "expected «left_window» beside it"
-            raise UsageError("«sink_window»", f"{wanted}, got «sink_window» alone")
         if self.dilation is not None and self.dilation < 1:
             wanted = "expected a whole number of at least 1"
             raise UsageError("«dilation»", f"{wanted}, got {self.dilation}")
-        if self.dilation is not None and self.left_window is None and self.right_window is None:
-            wanted = "expected «left_window» or «right_window» beside it"
-            raise UsageError("«dilation»", f"{wanted}, got «dilation» alone")
+        for name, beside in _BESIDE.items():
+            there = [getattr(self, other) for other in beside]
+            lacking = all(each is None or each is False for each in there)
+            if getattr(self, name) is not None and lacking:
+                wanted = " or ".join(f"«{other}»" for other in beside)
+                raise UsageError(f"«{name}»", f"expected {wanted} beside it, got «{name}» alone")
 
     @property
     def has_documents(self) -> bool:
@@ -300,8 +306,3 @@ OPTIONS = {entry.name: entry.metadata["told"] for entry in fields(AttentionOptio
 OPTION_NAMES = tuple(OPTIONS)
 # What has shaped weights before they are there, beside the mask.
 BEFORE_WEIGHTS = ("scale", "temperature", "softcap", "alibi", "alibi_slopes", "sinks")
-
-
-def _refuse_negative(name: str, value: int | None) -> None:
-    if value is not None and value < 0:
-        raise UsageError(f"«{name}»", f"expected a whole number of at least 0, got {value}")

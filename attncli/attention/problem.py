@@ -277,10 +277,11 @@ def refuse_nonfinite(tensor: torch.Tensor, role: str) -> None:
             count += int(wrong.sum())
             first = first or (index, wrong.nonzero()[0].tolist())
     if first is not None:
-        where = _full_index(first, tensor)
+        slice_index, where = first
+        where[-2] += slice_index * _rows_at_once(tensor)
         raise DataError(
             role,
-            f"expected finite values, got {count} NaN or inf, the first at {where}",
+            f"expected finite values, got {count} NaN or inf, the first at {tuple(where)}",
             "«allow_nonfinite» carries on with IEEE arithmetic and counts the rows it reaches",
         )
 
@@ -292,17 +293,14 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Slices along the sequence axis, few enough elements each to be looked at in one go."""
-    per_row = max(1, tensor.numel() // max(1, tensor.shape[-2]))
-    for part in torch.split(tensor, max(1, _SCAN_ELEMENTS // per_row), dim=-2):
+    for part in torch.split(tensor, _rows_at_once(tensor), dim=-2):
         # float8 has no isfinite of its own, and float16 sums overflow where float32 ones do not.
         yield part.float() if part.element_size() < 4 else part
 
 
-def _full_index(found: tuple[int, list[int]], tensor: torch.Tensor) -> tuple[int, ...]:
-    part, index = found
+def _rows_at_once(tensor: torch.Tensor) -> int:
     per_row = max(1, tensor.numel() // max(1, tensor.shape[-2]))
-    index[-2] += part * max(1, _SCAN_ELEMENTS // per_row)
-    return tuple(index)
+    return max(1, _SCAN_ELEMENTS // per_row)
 
 
 def _with_layout(
@@ -424,8 +422,11 @@ def cost_of(problem: Problem) -> Cost:
     """Count what the problem costs, by 2·S_q·S_k·d_k for the scores and 2·S_q·S_k·d_v after."""
     sizes, width = problem.sizes, problem.dtype.itemsize
     dv = problem.dv or 0
-    pairs = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len
-    visible = _visible_pairs(problem.mask)
+    pairs = sizes.cells
+    # From the intervals of each batch and head, or counted where a mask file is more than that.
+    found = head_masks(problem.mask)
+    alike = sizes.batch * sizes.heads // max(1, len(found))
+    visible = alike * sum(view.marginals.kept for _, _, view in found)
     tensors = [problem.q, problem.k] + ([] if problem.v is None else [problem.v])
     rows = sizes.batch * sizes.heads * sizes.q_len
     return Cost(
@@ -439,10 +440,3 @@ def cost_of(problem: Problem) -> Cost:
         matrix_bytes=width * pairs,
         streamed_bytes=width * rows * (dv + 2),
     )
-
-
-def _visible_pairs(mask: Mask) -> int:
-    """From the intervals of each batch and head, or counted where a mask file is more than that."""
-    found = head_masks(mask)
-    alike = mask.sizes.batch * mask.sizes.heads // max(1, len(found))
-    return alike * sum(view.marginals.kept for _, _, view in found)

@@ -49,8 +49,7 @@ class RandomShape:
 
 def example() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Q, K and V of the embedded example, each float64 (4, 3)."""
-    matrices = (EXAMPLE_Q, EXAMPLE_K, EXAMPLE_V)
-    q, k, v = (torch.tensor(rows, dtype=torch.float64) for rows in matrices)
+    q, k, v = (torch.tensor(m, dtype=torch.float64) for m in (EXAMPLE_Q, EXAMPLE_K, EXAMPLE_V))
     return q, k, v
 
 
@@ -78,10 +77,12 @@ def draw(
     if seed < 0:
         raise UsageError("«seed»", f"expected at least 0, got {seed}")
     rng = np.random.default_rng(seed)
-    q = _normal(rng, (shape.batch, shape.heads, shape.q_len, shape.dk), dtype)
-    k = _normal(rng, (shape.batch, kv_heads, k_len, shape.dk), dtype)
-    v = _normal(rng, (shape.batch, kv_heads, k_len, dv), dtype)
-    return q, k, v
+
+    def normal(*axes: int) -> torch.Tensor:
+        return torch.from_numpy(rng.standard_normal((shape.batch, *axes))).to(dtype)
+
+    q = normal(shape.heads, shape.q_len, shape.dk)
+    return q, normal(kv_heads, k_len, shape.dk), normal(kv_heads, k_len, dv)
 
 
 def project(
@@ -192,10 +193,6 @@ def _split_packed(
     parts = torch.split(fused, [count * width for count in counts.values()], dim=-1)
     named = zip(counts.items(), parts, strict=True)
     return {role: to_bhsd(part, role, layout, count) for (role, count), part in named}
-
-
-def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
 
 
 def _check_weight(option: str, weight: torch.Tensor, width: int, heads: int) -> None:
@@ -314,7 +311,12 @@ def _examined(weights: torch.Tensor, mask: Mask) -> _Seen:
             for start in range(0, view.rows, step):
                 rows = slice(start, min(start + step, view.rows))
                 block = weights[batch, head, rows].cpu().to(torch.float64)
-                _refuse_negative(block, (batch, head, start))
+                if bool((block < 0).any()):
+                    row, key = (block < 0).nonzero()[0].tolist()
+                    value, where = float(block[row, key]), (batch, head, start + row, key)
+                    problem = f"expected weights, of at least 0, got {value:.4g} at {where}"
+                    advice = "scores before the softmax are no weights yet"
+                    raise DataError("weights", problem, advice)
                 sums.append(block.sum(-1))
                 columns = columns + block.sum(0)
                 if mask.hides:
@@ -328,18 +330,6 @@ def _examined(weights: torch.Tensor, mask: Mask) -> _Seen:
     found = found[torch.isfinite(found) & (found > 0)]
     lowest, highest = (float(found.min()), float(found.max())) if len(found) else (None, None)
     return _Seen(lowest, highest, columns_off, on_hidden, zeros / max(1, visible))
-
-
-def _refuse_negative(block: torch.Tensor, first: tuple[int, int, int]) -> None:
-    if not bool((block < 0).any()):
-        return
-    row, key = (block < 0).nonzero()[0].tolist()
-    where = (*first[:2], first[2] + row, key)
-    raise DataError(
-        "weights",
-        f"expected weights, of at least 0, got {float(block[row, key]):.4g} at {where}",
-        "scores before the softmax are no weights yet",
-    )
 
 
 def _judged(seen: _Seen, weights: torch.Tensor, mask: Mask) -> list[str]:

@@ -313,8 +313,7 @@ def _compute(
         visible = visible & real[:, None]  # padded queries see nothing and give nothing
     bias = mask.bias(batch, head, index, slice(None))
     found = steps.logits(
-        problem.cast(inputs.q[_index(rows, inputs.q.device)]),
-        inputs.k,
+        problem.cast(inputs.q[_index(rows, inputs.q.device)]) @ inputs.k.T,  # (rows, S_k)
         scale=problem.scale_of(inputs.head),
         temperature=problem.temperature,
         softcap=problem.softcap,

@@ -56,37 +56,6 @@ class Softmax:
 
 
 def logits(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    *,
-    scale: float | torch.Tensor,
-    temperature: float,
-    softcap: float | None,
-    visible: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> Logits:
-    """Every stage before the softmax, in the dtype of q.
-
-    Args:
-        q: (..., S_q, d_k).
-        k: (..., S_k, d_k), with as many heads as q.
-        scale: multiplies the scores; broadcastable to them.
-        temperature: divides them.
-        softcap: c of c·tanh(x/c); None for none.
-        visible: bool, broadcastable to (..., S_q, S_k); True where the query sees the key.
-        bias: broadcastable likewise; added to visible logits; None for none.
-    """
-    return logits_of_scores(
-        q @ k.transpose(-1, -2),  # (..., S_q, S_k)
-        scale=scale,
-        temperature=temperature,
-        softcap=softcap,
-        visible=visible,
-        bias=bias,
-    )
-
-
-def logits_of_scores(
     scores: torch.Tensor,
     *,
     scale: float | torch.Tensor,
@@ -95,7 +64,16 @@ def logits_of_scores(
     visible: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> Logits:
-    """`logits` from the products themselves, (..., S_q, S_k), by whatever way they were made."""
+    """Every stage before the softmax, in the dtype of the scores.
+
+    Args:
+        scores: Q Kᵀ, (..., S_q, S_k), by whatever way they were made.
+        scale: multiplies them; broadcastable to them.
+        temperature: divides them.
+        softcap: c of c·tanh(x/c); None for none.
+        visible: bool, broadcastable to (..., S_q, S_k); True where the query sees the key.
+        bias: broadcastable likewise; added to visible logits; None for none.
+    """
     scaled = scores * scale / temperature
     capped = None if softcap is None else softcap * torch.tanh(scaled / softcap)
     masked = scaled if capped is None else capped

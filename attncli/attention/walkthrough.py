@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attncli.attention.problem import Problem, cost_of
 from attncli.attention.stages import Block, Selection, Stage, select, stage_blocks, stages_of
 from attncli.attention.statistics import RunningStatistics, SoftmaxStats, softmax_stats
-from attncli.attention.steps import logits_of_scores
+from attncli.attention.steps import logits
 
 # Far enough below a row's maximum that exp gives 0, and finite, so that 0 · it is 0.
 _NOTHING = -1e6
@@ -141,7 +141,7 @@ class Walkthrough:
         problem, masked = self.problem, blocks[Stage.MASKED]
         before = blocks.get(Stage.CAPPED, blocks[Stage.SCALED])
         assert masked.visible is not None
-        found = logits_of_scores(
+        found = logits(
             blocks[Stage.SCORES].values,
             scale=1.0,
             temperature=problem.temperature,

@@ -81,8 +81,7 @@ def _of_heads(
     group = len(heads) // (shared.stop - shared.start)
     k, v = (problem.cast(t[:, shared]).repeat_interleave(group, 1) for t in (problem.k, problem.v))
     found = steps.logits(
-        problem.cast(problem.q[:, of_heads][:, :, rows]),
-        k,
+        problem.cast(problem.q[:, of_heads][:, :, rows]) @ k.mT,  # (B, heads, rows, S_k)
         scale=problem.scales_of(heads),
         temperature=problem.temperature,
         softcap=problem.softcap,

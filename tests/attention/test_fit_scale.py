@@ -45,8 +45,7 @@ def computed(problem: Problem, source: Target, scale: float) -> torch.Tensor:
     every = slice(None)
     mask = problem.mask.moved(torch.as_tensor)
     found = steps.logits(
-        problem.q,
-        k,
+        problem.q @ k.mT,
         scale=scale,
         temperature=problem.temperature,
         softcap=problem.softcap,

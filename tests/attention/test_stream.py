@@ -59,8 +59,7 @@ def reference(problem: Problem, batch: int, head: int) -> Expected:
     bias = mask.bias(one_batch, one_head, everything, everything)
     shared = problem.kv_head(head)
     found = steps.logits(
-        problem.q[batch, head, :real].double(),
-        problem.k[batch, shared].double(),
+        problem.q[batch, head, :real].double() @ problem.k[batch, shared].double().T,
         scale=problem.scale,
         temperature=problem.temperature,
         softcap=problem.softcap,

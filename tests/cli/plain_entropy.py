@@ -32,8 +32,7 @@ def plain_rows(
     if isinstance(scale, tuple):
         scale = scale[head]
     found = steps.logits(
-        q[batch, head].double(),
-        k[batch, shared].double(),
+        q[batch, head].double() @ k[batch, shared].double().T,
         scale=scale,
         temperature=options.temperature,
         softcap=options.softcap,

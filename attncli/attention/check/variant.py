@@ -350,7 +350,7 @@ def _logits(variant: Variant, part: Part) -> tuple[torch.Tensor, steps.Logits, t
     else:
         scores = _in_half(variant.half_precision, q, k, factor)
         scale = temperature = 1.0
-    found = steps.logits_of_scores(
+    found = steps.logits(
         scores,
         scale=scale,
         temperature=temperature,

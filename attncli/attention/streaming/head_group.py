@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attncli.attention.masks.interval_mask import Hull
 from attncli.attention.masks.mask import Mask
 from attncli.attention.problem import Problem
-from attncli.attention.steps import finite_in, logits_of_scores
+from attncli.attention.steps import finite_in, logits
 
 _KEYS_AT_ONCE = 1 << 16
 
@@ -118,8 +118,7 @@ class HeadGroup:
     @property
     def plain(self) -> bool:
         """Whether the logits are scaled products alone, and intervals say which are visible."""
-        scores_alone = self.softcap is None and self.slopes is None and self.given is None
-        return scores_alone and self.by_interval
+        return self.softcap is None and self.slopes is None and self.by_interval
 
     @property
     def in_a_row(self) -> bool:
@@ -192,10 +191,7 @@ class HeadGroup:
 
     def visible(self, block: RowBlock, tile: Tile) -> torch.Tensor:
         """Bool (G | 1, rows, keys): True where the query may see the key."""
-        heads = slice(self.heads.start, self.heads.stop)
-        batch = slice(self.batch, self.batch + 1)
-        rows, cols = self._index(block), slice(tile.start, tile.stop)
-        found: torch.Tensor = self.mask.visible(batch, heads, rows, cols)[0]
+        found: torch.Tensor = self.mask.visible(*self._cells(block, tile))[0]
         if self.zeros_hidden:
             found = found & (self.given_weights(block, tile) != 0)
         return found
@@ -203,32 +199,32 @@ class HeadGroup:
     def given_weights(self, block: RowBlock, tile: Tile) -> torch.Tensor:
         """(G, rows, keys), those of a tile in the dtype and on the device of arithmetic."""
         assert self.given is not None
-        rows = self._index(block)
+        _, _, rows, cols = self._cells(block, tile)
         if isinstance(rows, torch.Tensor):
             rows = rows.to(self.given.device)
-        return self.given[:, rows, tile.start : tile.stop].to(self.device, self.dtype)
+        return self.given[:, rows, cols].to(self.device, self.dtype)
 
     def added(self, block: RowBlock, tile: Tile) -> torch.Tensor | None:
         """(G | 1, rows, keys), what an additive mask adds; None where there is none."""
-        heads = slice(self.heads.start, self.heads.stop)
-        batch = slice(self.batch, self.batch + 1)
-        rows, cols = self._index(block), slice(tile.start, tile.stop)
-        found = self.mask.additive(batch, heads, rows, cols)
+        found = self.mask.additive(*self._cells(block, tile))
         return None if found is None else finite_in(found[0], self.dtype)
 
     def bias(self, index: int, block: RowBlock, tile: Tile) -> torch.Tensor | None:
         """(keys,), all that is added to the logits of one head and one row; None for nothing."""
-        head, batch = self.heads[index], self.batch
-        rows, cols = self._index(block), slice(tile.start, tile.stop)
-        found = self.mask.bias(slice(batch, batch + 1), slice(head, head + 1), rows, cols)
+        (batch, _, rows, cols), head = self._cells(block, tile), self.heads[index]
+        found = self.mask.bias(batch, slice(head, head + 1), rows, cols)
         return None if found is None else found[0, 0, 0]
 
-    def _index(self, block: RowBlock) -> slice | torch.Tensor:
-        """The block's queries; a slice wherever they are neighbours."""
+    def _cells(
+        self, block: RowBlock, tile: Tile
+    ) -> tuple[slice, slice, slice | torch.Tensor, slice]:
+        """Batch, heads, queries and keys as a mask is asked for them."""
+        batch, heads = slice(self.batch, self.batch + 1), slice(self.heads.start, self.heads.stop)
+        rows: slice | torch.Tensor = self.rows[block.start : block.stop]
         first, last = int(self.queries[block.start]), int(self.queries[block.stop - 1])
-        if last - first == block.stop - block.start - 1:
-            return slice(first, last + 1)
-        return self.rows[block.start : block.stop]
+        if last - first == block.stop - block.start - 1:  # neighbours
+            rows = slice(first, last + 1)
+        return batch, heads, rows, slice(tile.start, tile.stop)
 
 
 def row_blocks(hull: Hull, height: int, width: int) -> Iterator[RowBlock]:
@@ -300,7 +296,10 @@ def make_group(
         scale=scale,
         softcap=problem.softcap,
         slopes=None if slopes is None else problem.cast(slopes[heads.start : heads.stop]),
-        sinks=_sinks(problem, heads),
+        # Rounded like every other logit, so that equal ones stay equal.
+        sinks=None
+        if problem.sinks is None
+        else problem.cast(problem.sinks[heads.start : heads.stop, None]).to(torch.float64),
         mask=mask,
         hull=hull,
         bounds=torch.as_tensor(bounds, device=problem.device),
@@ -327,7 +326,7 @@ def top_key_of(group: HeadGroup, index: int, row: int) -> int:
     for start in range(low, high, _KEYS_AT_ONCE):
         tile = Tile(start, min(start + _KEYS_AT_ONCE, high), True, True)
         keys = group.keys[index, :, tile.start : tile.stop].T.to(torch.float64)
-        masked = logits_of_scores(
+        masked = logits(
             (keys * query).sum(-1),
             scale=group.scale[index, 0] if isinstance(group.scale, torch.Tensor) else group.scale,
             temperature=1.0,
@@ -346,14 +345,6 @@ def _of_heads(tensor: torch.Tensor, shared: list[int]) -> torch.Tensor:
     if shared == list(range(shared[0], shared[0] + len(shared))):
         return tensor[shared[0] : shared[-1] + 1]
     return tensor[torch.tensor(shared, device=tensor.device)]
-
-
-def _sinks(problem: Problem, heads: range) -> torch.Tensor | None:
-    if problem.sinks is None:
-        return None
-    chosen = problem.sinks[heads.start : heads.stop, None]
-    # Rounded like every other logit, so that equal ones stay equal.
-    return chosen.to(problem.device, problem.dtype).to(torch.float64)
 
 
 def _may_overflow(q: torch.Tensor, keys: torch.Tensor, factor: float | torch.Tensor) -> bool:

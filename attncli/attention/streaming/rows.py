@@ -292,11 +292,9 @@ class Shares:
 
     def of_head(self, index: int) -> Shares:
         """One head of the group."""
-        own, previous, local = (
-            None if share is None else share.of_head(index)
-            for share in (self.own, self.previous, self.local)
-        )
-        return Shares(self.first.of_head(index), own, previous, local)
+        near = (self.own, self.previous, self.local)
+        of_head = (None if share is None else share.of_head(index) for share in near)
+        return Shares(self.first.of_head(index), *of_head)
 
 
 def find_shares(group: HeadGroup, rows: RowStatistics, sink_keys: int) -> Shares:
@@ -310,16 +308,11 @@ def find_shares(group: HeadGroup, rows: RowStatistics, sink_keys: int) -> Shares
     first = _first_share(group, rows, sink_keys, Workspace.of(group))
     if group.positions is None:
         return Shares(first, None, None, None)
-
     straight = group.plain and group.in_a_row and not group.may_overflow
     near = _diagonals(group) if straight else _bands(group, rows)
     weights = _weights(near, rows, slice(None))  # (G, R, 2·LOCAL_WINDOW + 1)
-    own, previous, everything = (
-        slice(LOCAL_WINDOW, LOCAL_WINDOW + 1),
-        slice(LOCAL_WINDOW - 1, LOCAL_WINDOW),
-        slice(None),
-    )
-    return Shares(first, *(_share(weights, rows, keys) for keys in (own, previous, everything)))
+    own, previous = weights[..., LOCAL_WINDOW, None], weights[..., LOCAL_WINDOW - 1, None]
+    return Shares(first, *(_share(part, rows) for part in (own, previous, weights)))
 
 
 def _diagonals(group: HeadGroup) -> torch.Tensor:
@@ -374,7 +367,7 @@ def _first_share(group: HeadGroup, rows: RowStatistics, sink_keys: int, work: Wo
             logits, _ = work.tile(group, block.stop - block.start, tile.stop - tile.start)
             score_tile(group, block, tile, queries, group.factor(), logits, work)
             mark_seen(group, block, tile, rows, logits)
-            part = _share(_weights(logits, rows, inside), rows, slice(None), inside)
+            part = _share(_weights(logits, rows, inside), rows, inside)
             total.weight[:, inside] += part.weight
             total.seen[:, inside] += part.seen
     empty = rows.empty.expand(total.weight.shape)
@@ -434,11 +427,8 @@ def _weights(logits: torch.Tensor, rows: RowStatistics, inside: slice) -> torch.
     return weights.masked_fill_(torch.isneginf(logits), NOT_SEEN)
 
 
-def _share(
-    weights: torch.Tensor, rows: RowStatistics, of_keys: slice, inside: slice = slice(None)
-) -> Share:
-    """What some of the keys of these weights get together."""
-    chosen = weights[..., of_keys]
-    seen = chosen != NOT_SEEN
-    weight = torch.where(seen, chosen, 0.0).sum(-1).clamp(max=1.0)
+def _share(weights: torch.Tensor, rows: RowStatistics, inside: slice = slice(None)) -> Share:
+    """What the keys of these weights get together."""
+    seen = weights != NOT_SEEN
+    weight = torch.where(seen, weights, 0.0).sum(-1).clamp(max=1.0)
     return Share(weight.masked_fill(rows.empty[:, inside], torch.nan), seen.sum(-1))

@@ -240,12 +240,7 @@ def _all_rows(
         return finish_rows(group, sum_tiles(group, block, work))
 
     pieces = blocks or [RowBlock(0, 0, ())]
-    found = []
-    for block, rows in zip(pieces, _each(group, finish, pieces), strict=True):
-        found.append(rows)
-        if advance is not None:
-            advance(len(group.heads) * _cells(block))
-    return concatenate(found)
+    return concatenate([rows for _, rows in _each(group, finish, pieces, advance)])
 
 
 def _all_mass(
@@ -260,22 +255,28 @@ def _all_mass(
 
     received = no_mass(group)
     pooled = None if bins is None else nothing_pooled(group, bins)
-    for block, (part, of_block) in zip(blocks, _each(group, give, blocks), strict=True):
+    for block, (part, of_block) in _each(group, give, blocks, advance):
         if block.tiles:
             inside = slice(block.tiles[0].start, block.tiles[-1].stop)
             received.mass[:, inside] += part.mass
             received.queries[:, inside] += part.queries
         if pooled is not None and of_block is not None:
             pooled.add(of_block)
-        if advance is not None:
-            advance(len(group.heads) * _cells(block))
     return received, pooled
 
 
 def _each(
-    group: HeadGroup, function: Callable[[RowBlock, Workspace], Result], blocks: list[RowBlock]
-) -> Iterator[Result]:
-    return parallel_map(function, blocks, lambda: Workspace.of(group), group.workers)
+    group: HeadGroup,
+    function: Callable[[RowBlock, Workspace], Result],
+    blocks: list[RowBlock],
+    advance: Callable[[int], None] | None,
+) -> Iterator[tuple[RowBlock, Result]]:
+    """Each block with its result, in order; `advance` hears of its cells once it is dealt with."""
+    found = parallel_map(function, blocks, lambda: Workspace.of(group), group.workers)
+    for block, result in zip(blocks, found, strict=True):
+        yield block, result
+        if advance is not None:
+            advance(len(group.heads) * _cells(block))
 
 
 def _largest_logit(

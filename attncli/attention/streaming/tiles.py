@@ -214,8 +214,9 @@ def score_tile(
     Returns:
         The visible keys of each row, int64 (G | 1, rows), or one int where nothing is hidden.
     """
-    if group.given is not None:
-        return _logarithms(group, block, tile, logits)
+    if group.given is not None:  # logits that lead to the weights given
+        logits.copy_(group.given_weights(block, tile)).log_().clamp_(min=NO_WEIGHT)
+        return _hide(group, block, tile, logits)
     keys = group.keys[:, :, tile.start : tile.stop]
     if group.dtype == torch.float32 and isinstance(factor, float):
         logits.baddbmm_(queries, keys, beta=0, alpha=factor)
@@ -231,16 +232,10 @@ def score_tile(
     added = group.added(block, tile)
     if added is not None:
         logits += added
-    visible = group.visible(block, tile)
-    logits.masked_fill_(~visible, -torch.inf)
-    return visible.sum(-1)
+    return _hide(group, block, tile, logits)
 
 
-def _logarithms(
-    group: HeadGroup, block: RowBlock, tile: Tile, logits: torch.Tensor
-) -> torch.Tensor:
-    """Logits that lead to the weights given; the visible keys of each row as for `score_tile`."""
-    logits.copy_(group.given_weights(block, tile)).log_().clamp_(min=NO_WEIGHT)
+def _hide(group: HeadGroup, block: RowBlock, tile: Tile, logits: torch.Tensor) -> torch.Tensor:
     visible = group.visible(block, tile)
     logits.masked_fill_(~visible, -torch.inf)
     return visible.sum(-1)

@@ -203,20 +203,18 @@ class RunningGram:
         """The matrix of keys [first, stop), in the dtype of the arithmetic."""
         leaving = max(0, first - self.first) + max(0, self.stop - stop)
         if leaving >= stop - first:  # starting afresh costs less and cancels nothing
-            self._restart(first, stop)
+            self.total.zero_()
+            self._add(first, stop, 1)
         else:
             self._add(first, self.first, 1)
             self._add(self.first, first, -1)
             self._add(self.stop, stop, 1)
             self._add(stop, self.stop, -1)
             if leaving and not bool(torch.isfinite(self.total).all()):
-                self._restart(first, stop)  # what left was not finite, and ∞ − ∞ remains
+                self.total.zero_()  # what left was not finite, and ∞ − ∞ remains
+                self._add(first, stop, 1)
         self.first, self.stop = first, stop
         return self.total.to(self.keys.rows.dtype)
-
-    def _restart(self, first: int, stop: int) -> None:
-        self.total.zero_()
-        self._add(first, stop, 1)
 
     def _add(self, first: int, stop: int, sign: int) -> None:
         for _, piece in self.keys.pieces(first, stop):
@@ -278,7 +276,9 @@ def _chunk_sums(
             left = right = high
         for row, rows in queries.pieces(at, end):
             if left < right:
-                _add_quadratic(totals, rows, gram.move(left, right))
+                product = rows @ gram.move(left, right)  # (rows, d + 2)
+                totals[0] += product[:, -1].sum()
+                totals[1] += product.mul_(rows).sum()
             span = slice(row, row + len(rows))
             for key, some in itertools.chain(keys.pieces(low, left), keys.pieces(right, high)):
                 hidden = _outside(first[span], stop[span], key, key + len(some), keys.rows.device)
@@ -351,12 +351,6 @@ def _outside(
 def _bounds(bounds: NDArray[np.int64], at: int, end: int, device: torch.device) -> torch.Tensor:
     near = (bounds - at).clip(0, end - at)
     return torch.as_tensor(near, dtype=torch.int32, device=device)[:, None]  # (rows, 1)
-
-
-def _add_quadratic(totals: torch.Tensor, rows: torch.Tensor, gram: torch.Tensor) -> None:
-    product = rows @ gram  # (rows, d + 2)
-    totals[0] += product[:, -1].sum()
-    totals[1] += product.mul_(rows).sum()
 
 
 def _add_direct(

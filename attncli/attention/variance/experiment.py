@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,17 +198,41 @@ def experiment(spec: ExperimentSpec) -> tuple[ExperimentRecord, ...]:
     scales = [scale_of(rule, spec.dk, spec.keys) for rule, _ in pairs]
     factors = [scale / t for scale, (_, t) in zip(scales, pairs, strict=True)]
     sums, means = _measure(spec, [1.0, *factors])
-    common = _common_columns(spec, sums, means[0])
+    entries, dk, unscaled = spec.distribution, spec.dk, means[0]
+    reason, var_theory = _why_no_interval(spec), entries.dot_variance(dk)
+    low, high = (None if reason else sums.interval()) or (None, None)
     return tuple(
         ExperimentRecord(
-            rule=rule.value if isinstance(rule, ScaleRule) else repr(rule),
+            dk=dk,
+            samples=spec.samples,
+            dist=entries.name.value,
+            keys=spec.keys,
             scale=scale,
-            temperature=temperature,
+            # d_k·μ² is part of every score, and would round away what varies.
+            mean=dk * entries.centre**2 + _reference(spec) + sums.shift,
+            mean_theory=entries.dot_mean(dk),
+            var=sums.variance,
+            var_theory=var_theory,
+            var_ci95_low=low,
+            var_ci95_high=high,
+            ratio=sums.variance / var_theory if var_theory else None,
             scaled_var=sums.variance * factor * factor,
+            entropy_bits_unscaled=float(unscaled[0]),
             entropy_bits_scaled=float(stats[0]),
+            entropy_bits_max=math.log2(spec.keys),
+            max_weight_unscaled=float(unscaled[1]),
             max_weight_scaled=float(stats[1]),
+            softmax_grad_unscaled=float(unscaled[2]),
             softmax_grad_scaled=float(stats[2]),
-            **common,
+            rule=rule.value if isinstance(rule, ScaleRule) else repr(rule),
+            temperature=temperature,
+            entry_mean=entries.entry_mean,
+            entry_std=entries.entry_std,
+            correlation=entries.correlation,
+            df=entries.df if entries.name is DistributionName.STUDENT_T else None,
+            seed=spec.seed,
+            interval_reason=reason,
+            assumption=entries.assumption(dk),
         )
         for (rule, temperature), scale, factor, stats in zip(
             pairs, scales, factors, means[1:], strict=True
@@ -349,16 +372,10 @@ def _chunk(
     seed = np.random.SeedSequence(spec.seed, spawn_key=(spec.dk, chunk))
     scores = _scores(spec, np.random.default_rng(seed), queries)
     counted = spec.samples - chunk * per_chunk * spec.keys
-    reference = _reference(spec)
     with np.errstate(under="ignore"):
         found = [softmax_stats(scores * factor) for factor in factors]
     stats = [[s.entropy_bits.sum(), s.max_weight.sum(), s.softmax_grad.sum()] for s in found]
-    return ClusterSums.of(scores, reference, counted), np.array(stats)
-
-
-def _constant(spec: ExperimentSpec) -> float:
-    """d_k·μ², which is part of every score and would round away what varies."""
-    return spec.dk * spec.distribution.centre**2
+    return ClusterSums.of(scores, _reference(spec), counted), np.array(stats)
 
 
 def _reference(spec: ExperimentSpec) -> float:
@@ -382,51 +399,13 @@ def _scores(spec: ExperimentSpec, rng: np.random.Generator, queries: int) -> NDA
     q = entries.to_entries(z.copy())
     for at in range(0, spec.keys, step):
         e = entries.standardised(rng, (queries, min(step, spec.keys - at), spec.dk))
-        k = (
-            entries.correlated(z, e)
-            if entries.centre
-            else entries.to_entries(entries.correlated(z, e))
-        )
+        k = entries.correlated(z, e)
+        k = k if entries.centre else entries.to_entries(k)
         parts.append(np.einsum("qkd,qd->qk", k, q[:, 0]))
     if entries.centre:
         std = 1.0 if entries.entry_std is None else entries.entry_std
         parts = [std * part + std * entries.centre * z.sum(-1) for part in parts]
     return np.concatenate(parts, axis=1)
-
-
-def _common_columns(
-    spec: ExperimentSpec, sums: ClusterSums, unscaled: NDArray[np.float64]
-) -> dict[str, Any]:
-    """The columns that do not depend on the scale."""
-    entries, dk = spec.distribution, spec.dk
-    var_theory = entries.dot_variance(dk)
-    reason = _why_no_interval(spec)
-    interval = None if reason else sums.interval()
-    low, high = interval or (None, None)
-    return {
-        "dk": dk,
-        "samples": spec.samples,
-        "dist": entries.name.value,
-        "keys": spec.keys,
-        "mean": _constant(spec) + _reference(spec) + sums.shift,
-        "mean_theory": entries.dot_mean(dk),
-        "var": sums.variance,
-        "var_theory": var_theory,
-        "var_ci95_low": low,
-        "var_ci95_high": high,
-        "ratio": sums.variance / var_theory if var_theory else None,
-        "entropy_bits_unscaled": float(unscaled[0]),
-        "entropy_bits_max": math.log2(spec.keys),
-        "max_weight_unscaled": float(unscaled[1]),
-        "softmax_grad_unscaled": float(unscaled[2]),
-        "entry_mean": entries.entry_mean,
-        "entry_std": entries.entry_std,
-        "correlation": entries.correlation,
-        "df": entries.df if entries.name is DistributionName.STUDENT_T else None,
-        "seed": spec.seed,
-        "interval_reason": reason,
-        "assumption": entries.assumption(dk),
-    }
 
 
 def _why_no_interval(spec: ExperimentSpec) -> str | None:

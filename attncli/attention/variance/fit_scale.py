@@ -92,8 +92,6 @@ def fit_scale(problem: Problem, source: Target, given: torch.Tensor) -> ScaleFit
     """
     if isinstance(problem.scale, tuple):
         raise UsageError("«scale»", "expected one number beside «fit_scale», got one per head")
-    if isinstance(problem.scale, tuple):
-        raise UsageError("«scale»", "expected one number to compare with, got one per head")
     candidate = read_candidate(source, given, problem)
     if candidate.reading is not None:
         raise DataError(

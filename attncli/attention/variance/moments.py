@@ -194,9 +194,8 @@ def _keys(problem: Problem, batch: int, kv_head: int) -> CentredRows:
 
 def _order(index: NDArray[np.int64], length: int) -> torch.Tensor | None:
     """The index, or None where it is all of an axis as it lies."""
-    if np.array_equal(index, np.arange(length)):
-        return None
-    return torch.from_numpy(np.ascontiguousarray(index))
+    as_it_lies = np.array_equal(index, np.arange(length))
+    return None if as_it_lies else torch.from_numpy(np.ascontiguousarray(index))
 
 
 def key_moments(problem: Problem, batch: int, kv_head: int) -> RowMoments | None:
@@ -300,7 +299,11 @@ class _VisibleCells:
         if first is None or stop is None:
             centres = queries.centre(), keys.centre()
             keys = replace(keys, order=None)  # hidden ones too: the mask counts them
-            return streamed_sums(*_augmented(queries, keys, *centres, near), self._visible)
+
+            def visible(rows: slice, cols: slice) -> torch.Tensor:
+                return torch.as_tensor(self.mask.cells(rows, cols), device=keys.device)
+
+            return streamed_sums(*_augmented(queries, keys, *centres, near), visible)
         if not len(first):
             return CellSums(0, 0.0, 0.0)
         changes = np.bincount(first, minlength=len(keys) + 1)
@@ -308,10 +311,6 @@ class _VisibleCells:
         centres = queries.centre(stop - first), keys.centre(np.cumsum(changes)[:-1])
         augmented = _augmented(queries, keys, *centres, near)
         return interval_sums(*augmented, first, stop, one_by_one=one_by_one)
-
-    def _visible(self, rows: slice, cols: slice) -> torch.Tensor:
-        """Visibility of a block, bool (rows, columns)."""
-        return torch.as_tensor(self.mask.cells(rows, cols), device=self.keys.device)
 
 
 def _augmented(
