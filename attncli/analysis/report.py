@@ -152,8 +152,10 @@ def _most_telling(groups: Sequence[Sequence[Record]], count: int) -> list[tuple[
     """So many heads as (group, head), in turn the best of each group, then its second, …"""
 
     def worth(record: Record) -> tuple[bool, bool, float]:
-        label, score = record["label"], record["label_score"]
-        return label in TELLING, label not in (None, "mixed"), score or 0.0
+        label, score = record["label"], record["label_score"] or 0.0
+        if label in (None, "mixed"):  # its score is how far the nearest label is away
+            return False, False, -score
+        return label in TELLING, True, score
 
     ranked = []
     for group, records in enumerate(groups):

@@ -36,8 +36,8 @@ from attncli.files.writer import require_folder
 from attncli.report.page.page import Commands, Page, PageGroup, map_budget, page_html
 from attncli.report.printer import Printer
 
-# The experiment over d_k: enough draws for curves, few enough for half a second.
-WIDTHS, SAMPLES = [2**power for power in range(11)], 20_000
+# The experiment over d_k: enough draws for curves, few enough for a quarter of a second.
+WIDTHS, SAMPLES = [2**power for power in range(11)], 10_000
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 # Of the options that shape attention those that say nothing of masks.
 NO_MASK = ("scale", "mask_true", "hide_below")

@@ -164,28 +164,25 @@ def page_html(page: Page) -> str:
     """The file."""
     words = Words(page.language)
     style, script = style_text(), script_text()
-    environment = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    return environment.get_template("template.html").render(
-        t=words.text,
-        page=page,
-        version=__version__,
-        commands=page.commands,
-        facts=list(_facts(page, words)),
-        sentences=list(_sentences(page, words)),
-        warnings=[text for group in page.groups for text in group.warnings],
-        table=_table(page, words),
-        precision=words.text(f"foot.{page.plan.encoding}"),
-        data=Markup(_json(_data(page, words))),
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+    return (
+        _environment()
+        .get_template("template.html")
+        .render(
+            t=words.text,
+            page=page,
+            version=__version__,
+            commands=page.commands,
+            facts=list(_facts(page, words)),
+            sentences=list(_sentences(page, words)),
+            warnings=[text for group in page.groups for text in group.warnings],
+            table=_table(page, words),
+            precision=words.text(f"foot.{page.plan.encoding}"),
+            data=Markup(_json(_data(page, words))),
+            style=Markup(style),
+            script=Markup(script),
+            style_hash=_hash(style),
+            script_hash=_hash(script),
+        )
     )
 
 
@@ -193,6 +190,17 @@ def map_budget(most: int, heads: int) -> float:
     """Bytes that the maps of so many heads may take in a file of at most so many."""
     fixed = len(style_text()) + len(script_text()) + DEMONSTRATIONS_BYTES
     return 0.97 * most - fixed - heads * HEAD_BYTES
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
 
 
 @cache
