@@ -102,7 +102,8 @@ class Sample:
 
 
 HEAD = columns_of(GroupPlace, HeadStatistics, Setting)
-NUMBERS_OF_HEADS = tuple(each for each in HEAD if not each.is_key and each.key != "label")
+WORDS_OF_HEADS = ("label", "nearest_label")
+NUMBERS_OF_HEADS = tuple(each for each in HEAD if not (each.is_key or each.key in WORDS_OF_HEADS))
 # A name that ends in _se is the standard error of the mean beside it.
 SAMPLED = (*HEAD, *columns_of(Sample), *(Column(f"{name}_se", None) for name in AVERAGED))
 ROW = columns_of(RowPlace, RowStatistics)
@@ -345,7 +346,8 @@ class Entropies:
         Raises:
             UsageError: it does not.
         """
-        offered = [each.key for each in columns_of(HeadStatistics) if each.key != "label"]
+        columns = [each.key for each in columns_of(HeadStatistics)]
+        offered = [key for key in columns if key not in WORDS_OF_HEADS]
         if name not in offered:
             raise UsageError("name", f"expected one of {', '.join(offered)}, got {name!r}")
         values = [getattr(head, name) for head in self.heads]

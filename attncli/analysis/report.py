@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from attncli.analysis.entropy import ChosenHeads, Record, head_record, measure
 from attncli.attention.maps import HeadMap, HeadMaps, MapShape, Plan, map_of, plan_maps, together
-from attncli.attention.streaming.heads import LabelScores, Thresholds
+from attncli.attention.streaming.heads import HeadStatistics, Thresholds
 from attncli.attention.streaming.stream import Wanted, planned_cells
 from attncli.errors import DataError, UsageError
 
@@ -132,20 +132,15 @@ def _measured(
     problem, selection = chosen.problem, chosen.selection
     for rows, statistics in measure(problem, selection, wanted, thresholds, advance=advance):
         records.append(head_record(chosen, rows, statistics))
-        mixed = statistics.label == "mixed"
-        nearest.append(_nearest(statistics.scores, thresholds) if mixed else None)
+        nearest.append(_nearest(statistics))
         maps.append(map_of(rows, bins))
     whole = together(problem, selection.batches[0], selection.heads, bins, maps)
     return ReportedHeads(chosen, tuple(records), tuple(nearest), whole)
 
 
-def _nearest(scores: LabelScores, thresholds: Thresholds) -> tuple[str, float] | None:
-    shares = {
-        name.replace("_", "-"): score / getattr(thresholds, name)
-        for name, score in asdict(scores).items()
-        if score is not None
-    }
-    return max(shares.items(), key=lambda share: share[1], default=None)
+def _nearest(statistics: HeadStatistics) -> tuple[str, float] | None:
+    label, score = statistics.nearest_label, statistics.label_score
+    return None if label is None or score is None else (label, 1 - score)
 
 
 def _most_telling(groups: Sequence[Sequence[Record]], count: int) -> list[tuple[int, int]]:

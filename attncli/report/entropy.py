@@ -267,11 +267,13 @@ def _variant(variant: Variant, among: Sequence[Variant]) -> str:
     return " ".join(words + ([f"temperature {variant[1]:.6g}"] if temperatures else []))
 
 
-def _label(record: Record) -> str:
+def _label(record: Record) -> Text:
+    """The label and its score; of a mixed head, faintly, what it is nearest to."""
     if record["label"] is None:
-        return MISSING
-    score = record["label_score"]
-    return str(record["label"]) + ("" if score is None else f" {score:.2f}")
+        return Text(MISSING)
+    score, nearest = record["label_score"], record["nearest_label"]
+    told = Text(str(record["label"]) + ("" if score is None else f" {score:.2f}"))
+    return told if nearest is None else told.append(f" ({nearest})", "dim")
 
 
 def _head_notes(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:

@@ -17,6 +17,7 @@ from attncli.attention.streaming.heads import (
     draw_rows,
     estimates_of,
     head_statistics,
+    nearest_label,
 )
 from attncli.attention.streaming.stream import stream_rows
 
@@ -113,6 +114,19 @@ def test_thresholds_can_be_moved() -> None:
     mixed = choose_label(scores, Thresholds(local=0.9))
     assert mixed[0] is Label.MIXED
     assert mixed[1] == pytest.approx(1 - 0.8)
+
+
+def test_a_mixed_head_says_what_it_is_nearest_to() -> None:
+    scores = LabelScores(
+        previous_token=None, self=0.3, sink=0.2, local=0.5, uniform=0.7, collapsed=0.3
+    )
+    assert choose_label(scores) == (Label.MIXED, pytest.approx(1 - 0.5 / 0.6))
+    assert nearest_label(scores) == (Label.LOCAL, pytest.approx(0.5 / 0.6))
+    assert nearest_label(scores, Thresholds(self=0.31)) == (Label.SELF, pytest.approx(0.3 / 0.31))
+    flat = head_of(torch.zeros(4, 9))
+    assert (flat.label, flat.nearest_label) == (Label.UNIFORM, None)
+    tilted = head_of(torch.linspace(0, 3, 9).expand(4, 9))
+    assert (tilted.label, tilted.nearest_label) == (Label.MIXED, Label.UNIFORM)
 
 
 def test_worked_values_of_uniform_causal_rows() -> None:

@@ -68,6 +68,9 @@ class HeadStatistics:
         "label", description="what the head does; None where no query has a choice"
     )
     label_score: float | None = column(None, description="how much it is that, 0 to 1")
+    nearest_label: str | None = column(
+        None, description="the label that a mixed head is nearest to; None of others"
+    )
     scores: LabelScores  # of all labels
 
 
@@ -123,6 +126,7 @@ def _head_statistics(rows: HeadRows, thresholds: Thresholds | None) -> HeadStati
         nonfinite_rows=int(rows.nonfinite.sum()),
         label=label,
         label_score=label_score,
+        nearest_label=nearest_label(scores, thresholds)[0] if label is Label.MIXED else None,
         scores=scores,
     )
 
@@ -296,9 +300,23 @@ def choose_label(
     places = [name for name in fitting if name in ("previous_token", "self", "sink")]
     best = max(places, key=known.__getitem__) if places else next(iter(fitting), None)
     if best is None:
-        nearest = max(score / getattr(thresholds, name) for name, score in known.items())
-        return Label.MIXED, 1 - nearest
+        return Label.MIXED, 1 - nearest_label(scores, thresholds)[1]
     return Label(best.replace("_", "-")), known[best]
+
+
+def nearest_label(
+    scores: LabelScores, thresholds: Thresholds | None = None
+) -> tuple[Label | None, float]:
+    """The label of which a head has the largest share of the threshold, and that share."""
+    shares = {
+        field.name: score / getattr(thresholds or Thresholds(), field.name)
+        for field in fields(scores)
+        if (score := getattr(scores, field.name)) is not None
+    }
+    if not shares:
+        return None, 0.0
+    nearest = max(shares, key=shares.__getitem__)
+    return Label(nearest.replace("_", "-")), shares[nearest]
 
 
 def _place_score(
