@@ -119,7 +119,6 @@ class MaskInputs:
         declared: options that a bundle declares and that count.
         warnings: what the reader of the results should know.
         mask: what weights show; None without weights.
-        mask_source: their file and name.
     """
 
     groups: tuple[FileGroup, ...] = ()
@@ -127,7 +126,6 @@ class MaskInputs:
     declared: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     mask: NDArray[np.bool_] | None = None
-    mask_source: str | None = None
 
     @property
     def place(self) -> str:
@@ -235,7 +233,6 @@ def shown_by_weights(names: Sequence[str], wanted: Sequence[str]) -> MaskInputs:
         lengths=dict(zip(_AXES, shown.shape, strict=True)),
         declared=declared,
         mask=shown,
-        mask_source=first.place,
         warnings=tuple(warnings),
     )
 

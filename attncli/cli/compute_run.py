@@ -43,13 +43,6 @@ from attncli.report.heatmap import (
     names_of_rows,
 )
 from attncli.report.printer import Printer, document, heading, paragraph
-from attncli.report.stages import (
-    StageView,
-    cost_line,
-    problem_line,
-    stage_tables,
-    summary_table,
-)
 
 # What a value that is kept takes on its way to a table or to JSON: tensors, objects and text.
 BYTES_A_VALUE = 120
@@ -253,10 +246,10 @@ def _tables(
     yield from _opening(one, printer)
     yield ""
     for result in found.values():
-        yield from stage_tables(result, view)
-    yield summary_table(list(found.values()), printer, output.digits)
+        yield from report.stage_tables(result, view)
+    yield report.summary_table(list(found.values()), printer, output.digits)
     yield ""
-    yield cost_line(cost_of(problem))
+    yield report.cost_line(cost_of(problem))
     left_out = [result for result in found.values() if result.values is None]
     if any(0 not in result.shape for result in left_out):
         yield (
@@ -268,8 +261,8 @@ def _tables(
 
 def _view(
     one: GroupStages, options: ComputeOptions, output: OutputOptions, printer: Printer
-) -> StageView:
-    return StageView(
+) -> report.StageView:
+    return report.StageView(
         one.asked.problem,
         one.asked.selection,
         one.made.group.labels,
@@ -294,7 +287,7 @@ def _opening(one: GroupStages, printer: Printer) -> Iterator[RenderableType]:
     """What stands above the stages: the group, the sizes, and the options in use."""
     if one.made.group.name:
         yield heading(f"group {shown(one.made.group.name)}")
-    yield problem_line(one.made.problem, one.made.group.source)
+    yield report.problem_line(one.made.problem, one.made.group.source)
     used = _options_in_use(one)
     if used:
         yield f"options: {used}"

@@ -8,22 +8,12 @@ from dataclasses import asdict, dataclass, replace
 
 from rich.console import RenderableType
 
+from attncli.analysis import mask as analysis
 from attncli.analysis.attention_arguments import (
     AttentionArguments,
     arguments_record,
     read_arguments,
     read_array,
-)
-from attncli.analysis.mask import (
-    SOFTMAX,
-    MaskInputs,
-    file_alone,
-    find_inputs,
-    find_leaks,
-    save_mask,
-    shown_by_weights,
-    sizes_of,
-    suspicions,
 )
 from attncli.analysis.options import AttentionWords, several
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place
@@ -46,21 +36,14 @@ FAILURES = ("empty-rows", "unused-keys", "leak")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A mask that is built and audited, with all that decided it.
+    """A mask that is built and audited, with all that decided it, a bundle's own mask included.
 
-    Attributes:
-        options, output: as the user gave them.
-        inputs: what the files say.
-        arguments: what shapes the mask, the bundle's own mask included.
-        mask: the mask.
-        judged: its audit.
-        leaks: what it shows although a rule hides it; None where nobody asked.
-        printer: where results and warnings go.
+    Its leaks are what it shows although a rule hides it; None where nobody asked.
     """
 
     options: MaskOptions
     output: OutputOptions
-    inputs: MaskInputs
+    inputs: analysis.MaskInputs
     arguments: AttentionArguments
     mask: Mask
     judged: MaskAudit
@@ -97,7 +80,7 @@ class Prepared:
     def params(self) -> Record:
         """Every option that shapes a mask, as it was used."""
         shaped = arguments_record(self.arguments, self.mask.offset)
-        for name in SOFTMAX:
+        for name in analysis.SOFTMAX:
             del shaped[name]
         slopes = self.mask.slopes
         shaped |= asdict(self.mask.sizes)
@@ -162,7 +145,7 @@ def run(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> N
     prepared.judge()
 
 
-def read_inputs(options: MaskOptions, words: AttentionWords) -> list[MaskInputs]:
+def read_inputs(options: MaskOptions, words: AttentionWords) -> list[analysis.MaskInputs]:
     """What the files say, an entry for each kind of mask.
 
     Raises:
@@ -171,8 +154,8 @@ def read_inputs(options: MaskOptions, words: AttentionWords) -> list[MaskInputs]
     _refuse_useless(options, words)
     if options.weights is not None:
         names = (*options.weights, *(options.files or ()))
-        return [shown_by_weights(names, options.group or ())]
-    return find_inputs(
+        return [analysis.shown_by_weights(names, options.group or ())]
+    return analysis.find_inputs(
         options.files or (),
         options.group or (),
         options.layout,
@@ -186,7 +169,7 @@ def prepare(
     options: MaskOptions,
     words: AttentionWords,
     output: OutputOptions,
-    inputs: list[MaskInputs],
+    inputs: list[analysis.MaskInputs],
     printer: Printer,
 ) -> Prepared:
     """Read, build, audit and save one mask, with every warning.
@@ -202,7 +185,7 @@ def prepare(
     if options.save is not None:
         additive = options.save_as == "additive"
         dtype = (options.save_dtype or "float32") if additive else "bool"
-        printer.warn(save_mask(prepared.mask, options.save, dtype))
+        printer.warn(analysis.save_mask(prepared.mask, options.save, dtype))
         printer.note(f"wrote {options.save}")
     return prepared
 
@@ -211,7 +194,7 @@ def _prepared(
     options: MaskOptions,
     words: AttentionWords,
     output: OutputOptions,
-    inputs: MaskInputs,
+    inputs: analysis.MaskInputs,
     printer: Printer,
 ) -> Prepared:
     arguments = read_arguments(words, inputs.declared, inputs.place)
@@ -219,7 +202,7 @@ def _prepared(
         arguments = replace(
             arguments,
             options=replace(arguments.options, attn_mask=inputs.mask),
-            files=arguments.files | {"attn_mask": str(inputs.mask_source)},
+            files=arguments.files | {"attn_mask": inputs.place},
         )
     printer.warn((*inputs.warnings, *arguments.warnings, *_unused(options, words)))
     said = {}
@@ -231,14 +214,14 @@ def _prepared(
     scores = None
     if options.scores is not None and not options.files:
         scores = read_one(options.scores, "«scores»")[0].array
-    mask = build_mask(arguments.options, sizes_of(arguments.options, said, scores))
+    mask = build_mask(arguments.options, analysis.sizes_of(arguments.options, said, scores))
     printer.warn(mask.warnings)
     judged, leaks = audit(mask, arguments.options), None
     if "leak" in several(options.fail_on):
         if arguments.options.attn_mask is None:
             raise UsageError("--fail-on leak", "expected --attn-mask beside it, got none")
-        leaks = find_leaks(arguments.options, mask, judged)
-    printer.warn(suspicions(judged))
+        leaks = analysis.find_leaks(arguments.options, mask, judged)
+    printer.warn(analysis.suspicions(judged))
     return Prepared(options, output, inputs, arguments, mask, judged, leaks, printer)
 
 
@@ -310,13 +293,13 @@ def _compare(prepared: Prepared) -> None:
     options, printer = prepared.arguments.options, prepared.printer
     against, sizes, mask = str(prepared.options.against), prepared.mask.sizes, prepared.mask
     if against == "options":
-        mask = build_mask(file_alone(options, options.attn_mask), sizes)
+        mask = build_mask(analysis.file_alone(options, options.attn_mask), sizes)
         other = build_mask(replace(options, attn_mask=None), sizes)
     else:
         warnings: list[str] = []
         array = read_array(against, "«against»", warnings)
         with errors_named("against"):
-            other = build_mask(file_alone(options, array), sizes)
+            other = build_mask(analysis.file_alone(options, array), sizes)
         printer.warn(
             [*warnings, *(text.replace("attn_mask", "against") for text in other.warnings)]
         )
@@ -355,7 +338,7 @@ def _records(prepared: Prepared) -> Iterator[Record]:
 
 def _unused(options: MaskOptions, words: AttentionWords) -> Iterator[str]:
     """Options of the softmax, which every command takes and a mask has no use for."""
-    for name in ("sinks",) if options.effect else SOFTMAX:
+    for name in ("sinks",) if options.effect else analysis.SOFTMAX:
         if getattr(words, name) is not None:
             yield f"«{name}» shapes the softmax, not the mask, and is not used here"
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from attncli.analysis import variance as analysis
 from attncli.analysis.inputs import describe, load_groups, read_tensor
 from attncli.analysis.options import (
     AttentionWords,
@@ -22,14 +23,6 @@ from attncli.analysis.problems import (
     load_problem,
     params_record,
     problem_of,
-)
-from attncli.analysis.variance import (
-    AUDIT,
-    EXPERIMENT,
-    FIT_SCALE,
-    experiment_specs,
-    experiments,
-    fit_to,
 )
 from attncli.attention.options import DistributionName, Precision
 from attncli.attention.variance.experiment import ExperimentSpec
@@ -87,13 +80,14 @@ def _run_experiment(
         "scale_rule": _rules(options, words),
         "temperatures": _temperatures(options, words),
     }
-    specs = experiment_specs(**{key: value for key, value in asked.items() if value is not None})
+    given = {key: value for key, value in asked.items() if value is not None}
+    specs = analysis.experiment_specs(**given)
     write_result(
         output.format,
         printer,
         command="variance",
-        columns=EXPERIMENT,
-        records=map(record_of, experiments(specs)),
+        columns=analysis.EXPERIMENT,
+        records=map(record_of, analysis.experiments(specs)),
         inputs={},
         params=_drawn(specs),
         show=lambda found: experiment_tables(found, printer, output.digits, output.unit),
@@ -160,7 +154,7 @@ def _run_audit(
         output.format,
         printer,
         command="variance",
-        columns=AUDIT,
+        columns=analysis.AUDIT,
         records=(record for one in made for record in _audited(one)),
         inputs=inputs_record(made),
         params=params_record(made),
@@ -186,14 +180,14 @@ def _run_fit(
     made = load_problem(inputs, words, output.precision, output.device)
     tensor, said = read_tensor(file, "«fit_scale»", inputs.dtype)
     printer.warn((*made.warnings, *said))
-    fit = fit_to(made.problem, tensor, file)
+    fit = analysis.fit_to(made.problem, tensor, file)
     used = {"source": str(fit.source), "scale_used": made.problem.scale}
     sample = {"rows": fit.rows, "rows_total": fit.rows_total, "target_rms": fit.target_rms}
     write_result(
         output.format,
         printer,
         command="variance-fit",
-        columns=FIT_SCALE,
+        columns=analysis.FIT_SCALE,
         records=(used | record_of(candidate) for candidate in fit.candidates),
         inputs=made.group.described | {str(fit.source): describe(file, tensor)},
         params=made.params | sample,
