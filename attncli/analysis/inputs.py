@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,10 +99,10 @@ def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
         UsageError: options that exclude each other or lack a partner.
         DataError: files that cannot be read or do not hold what they should.
     """
-    named = {role: getattr(options, role) for role in ROLES if getattr(options, role) is not None}
-    _refuse_useless(options, named)
-    if any(getattr(options, name) is not None for name in PROJECTION_OPTIONS):
-        return [_projected(options, named)]
+    named, projecting = _given(options, ROLES), _given(options, PROJECTION_OPTIONS)
+    _refuse_useless(options, named, projecting)
+    if projecting:
+        return [_projected(options, named, projecting)]
     if options.qkv is not None:
         return _fused(options, options.qkv, named)
     if not options.files and not named:
@@ -143,6 +143,12 @@ def load_weights(options: FileOptions, names: Sequence[str]) -> list[Group]:
     return [read_group(group, options.dtype) for group in found]
 
 
+def _given(options: FileOptions, names: Iterable[str]) -> dict[str, Any]:
+    """Those of the options that are given."""
+    values = {name: getattr(options, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _doubt_layout(groups: Sequence[FileGroup]) -> None:
     """Let files say where the names of their tensors stand for another layout than bhsd."""
     for group in groups:
@@ -164,15 +170,16 @@ def read_tensor(spec: str, option: str, dtype: str | None = None) -> tuple[torch
     return as_torch(stored, dtype), [*warnings, *doubts(stored, dtype)]
 
 
-def _refuse_useless(options: FileOptions, named: dict[str, str]) -> None:
+def _refuse_useless(
+    options: FileOptions, named: dict[str, str], projecting: dict[str, str]
+) -> None:
     """Refuse options that would do nothing, which their user surely did not want."""
-    projected = any(getattr(options, name) is not None for name in PROJECTION_OPTIONS)
-    if options.weights_layout is not WeightsLayout.IN_OUT and not projected:
+    if options.weights_layout is not WeightsLayout.IN_OUT and not projecting:
         raise UsageError("«weights_layout»", "expected «x» and weights beside it, got none")
     for name in ("layout", "k_layout"):
         if getattr(options, name) in (None, Layout.BHSD):
             continue
-        if projected:
+        if projecting:
             problem = "expected nothing beside «x», got it; Q, K and V are split by «heads»"
             raise UsageError(f"«{name}»", problem)
         if not options.files and not named and options.qkv is None:
@@ -181,18 +188,15 @@ def _refuse_useless(options: FileOptions, named: dict[str, str]) -> None:
 
 def _made_up(options: InputOptions, example: bool) -> Group:
     """The embedded example, or random tensors where any of their options is given."""
-    asked = any(getattr(options, name) is not None for name in (*RANDOM_OPTIONS, *RANDOM_OR_PACKED))
     if options.group:
         raise UsageError("«group»", "expected a bundle beside it, got no file")
-    if example and not asked:
+    if example and not _given(options, (*RANDOM_OPTIONS, *RANDOM_OR_PACKED)):
         kind = torch_dtype(options.dtype or "float64")
         cast = (tensor.to(kind) for tensor in qkv.example())
         return _described_group("example", dict(zip(ROLES, cast, strict=True)))
     sizes = ("batch", "heads", "kv_heads", "q_len", "k_len", "dk", "dv")
-    given = {size: getattr(options, size) for size in sizes}
     # Where the lengths are not given they are 8, each on its own: `draw` makes them equal.
-    given["k_len"] = RANDOM_KEYS if given["k_len"] is None else given["k_len"]
-    shape = qkv.RandomShape(**{size: value for size, value in given.items() if value is not None})
+    shape = qkv.RandomShape(**{"k_len": RANDOM_KEYS} | _given(options, sizes))
     if shape.kv_heads is not None and shape.kv_heads > 0 and shape.heads % shape.kv_heads:
         problem = f"expected a divisor of «heads={shape.heads}», got {shape.kv_heads}"
         raise UsageError("«kv_heads»", problem)
@@ -245,20 +249,30 @@ def read_group(group: FileGroup, dtype: str | None = None) -> Group:
     )
 
 
+def _read_named(
+    named: dict[str, str], dtype: str | None
+) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]], list[str]]:
+    """The tensors that options name, what a record says of each, and warnings."""
+    tensors, described, warnings = {}, {}, []
+    for name, spec in named.items():
+        tensors[name], said = read_tensor(spec, f"«{name}»", dtype)
+        described[name] = describe(spec, tensors[name])
+        warnings += said
+    return tensors, described, warnings
+
+
 def _with_named(groups: list[Group], named: dict[str, str], dtype: str | None) -> Group:
     """A group in which q, k and v of their own fill or replace roles."""
     if len(groups) > 1:
-        option = f"«{next(iter(named))}»"
-        raise UsageError(
-            option, f"expected one group to put it into, got {len(groups)}", "choose with «group»"
-        )
-    (group,) = groups
-    tensors, described, warnings = dict(group.tensors), dict(group.described), list(group.warnings)
-    for role, spec in named.items():
-        tensors[role], said = read_tensor(spec, f"«{role}»", dtype)
-        described[role] = describe(spec, tensors[role])
-        warnings += said
-    return replace(group, tensors=tensors, described=described, warnings=tuple(warnings))
+        problem = f"expected one group to put it into, got {len(groups)}"
+        raise UsageError(f"«{next(iter(named))}»", problem, "choose with «group»")
+    tensors, described, warnings = _read_named(named, dtype)
+    return replace(
+        groups[0],
+        tensors=groups[0].tensors | tensors,
+        described=groups[0].described | described,
+        warnings=(*groups[0].warnings, *warnings),
+    )
 
 
 def _complete(group: Group) -> Group:
@@ -316,25 +330,19 @@ def _refuse_others(options: FileOptions, named: dict[str, str], beside: str) -> 
         raise UsageError(other, f"expected no other Q, K or V beside {beside}, got one")
 
 
-def _projected(options: FileOptions, named: dict[str, str]) -> Group:
+def _projected(options: FileOptions, named: dict[str, str], projecting: dict[str, str]) -> Group:
     """Q, K and V projected from X by weight files."""
     _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "«x»")
     _refuse_others(options, named if options.qkv is None else {"qkv": options.qkv}, "«x»")
     for name in ("x", "wq", "wk"):
-        if getattr(options, name) is None:
-            there = ", ".join(f"«{n}»" for n in PROJECTION_OPTIONS if getattr(options, n))
+        if name not in projecting:
+            there = ", ".join(f"«{n}»" for n in projecting)
             problem = f"expected «x», «wq» and «wk» together, got only {there}"
             raise UsageError(f"«{name}»", problem)
     for name, partner in ({"wo": "wv"} | BIASES).items():
-        if getattr(options, name) is not None and getattr(options, partner) is None:
+        if name in projecting and partner not in projecting:
             raise UsageError(f"«{name}»", f"expected «{partner}» beside it, got none")
-    loaded, described, warnings = {}, {}, []
-    for name in PROJECTION_OPTIONS:
-        spec = getattr(options, name)
-        if spec is not None:
-            loaded[name], said = read_tensor(spec, f"«{name}»", options.dtype)
-            described[name] = describe(spec, loaded[name])
-            warnings += said
+    loaded, described, warnings = _read_named(projecting, options.dtype)
     out_in = options.weights_layout is WeightsLayout.OUT_IN
     weights = {
         name: weight.mT if out_in and weight.ndim == 2 else weight
@@ -358,18 +366,11 @@ def _projected(options: FileOptions, named: dict[str, str]) -> Group:
     wo, bo = weights.pop("wo", None), loaded.pop("bo", None)
     biases = {BIASES[name]: bias for name, bias in loaded.items() if name in BIASES}
     tensors = qkv.project(loaded["x"], weights, heads, options.kv_heads or heads, biases)
-    output_projection = None
-    if wo is not None:
-        _check_output_projection(wo, tensors["v"], heads)
-        output_projection = OutputProjection(wo, bo)
-    return Group(
-        None,
-        "",
-        tensors,
-        described,
-        output_projection=output_projection,
-        warnings=tuple(warnings),
-    )
+    group = Group(None, "", tensors, described, warnings=tuple(warnings))
+    if wo is None:
+        return group
+    packed = heads * tensors["v"].shape[-1]
+    return replace(group, output_projection=_output_projection(wo, bo, packed))
 
 
 def _parts_of_one(
@@ -389,17 +390,16 @@ def _parts_of_one(
     return {name: parts[name] for name in same}
 
 
-def _check_output_projection(weight: torch.Tensor, v: torch.Tensor, heads: int) -> None:
-    width = heads * v.shape[-1]
+def _output_projection(
+    weight: torch.Tensor, bias: torch.Tensor | None, width: int
+) -> OutputProjection:
     if weight.ndim != 2 or weight.shape[0] != width:
-        raise DataError(
-            "«wo»",
-            f"expected (H·d_v, d) with H·d_v={width}, got {tuple(weight.shape)}",
-            "«weights_layout=out-in» takes the weight of an nn.Linear",
-        )
+        problem = f"expected (H·d_v, d) with H·d_v={width}, got {tuple(weight.shape)}"
+        advice = "«weights_layout=out-in» takes the weight of an nn.Linear"
+        raise DataError("«wo»", problem, advice)
+    return OutputProjection(weight, bias)
 
 
 def _refuse(options: FileOptions, names: tuple[str, ...], what: str, beside: str) -> None:
-    for name in names:
-        if getattr(options, name, None) is not None:
-            raise UsageError(f"«{name}»", f"expected nothing beside {beside}, got it; it {what}")
+    for name in _given(options, names):
+        raise UsageError(f"«{name}»", f"expected nothing beside {beside}, got it; it {what}")

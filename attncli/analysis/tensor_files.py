@@ -197,8 +197,8 @@ def declared_in(
     own = (_held(file, group) if group else {}) | _declared(file, group)
     declared = _held(file, "") | _declared(file, ALL_GROUPS) | own
     labels, first = declared.pop(LABELS, None), declared.pop(LABELS_FROM, None)
-    if isinstance(labels, str):  # said once, in an entry of that name
-        labels = file.metadata.get(labels, {}).get(LABELS)
+    if isinstance(labels, str) and labels in file.metadata:  # said once, in an entry of that name
+        labels = file.metadata[labels].get(LABELS)
     rows = _labels(labels, file)
     if rows is not None and isinstance(first, int) and k_len:
         rows = tuple(row[first : first + k_len[0]] for row in rows)
