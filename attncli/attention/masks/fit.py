@@ -73,7 +73,7 @@ def nearest_of(view: HeadMask) -> Nearest:
     if view.marginals.kept:
         usual = list(_usual(plain, view.marginals))
         bases += [*usual, *_with_first_keys(usual, view)]
-    both = [each for base in bases for each in (base, _padded(base, view))]
+    both = dict.fromkeys(each for base in bases for each in (base, _padded(base, view)))
     for bound, pattern in sorted(
         ((_at_least(view, each), each) for each in both), key=lambda pair: pair[0]
     ):
@@ -260,10 +260,13 @@ def _documents(marginals: Marginals, offset: int) -> Iterator[NDArray[np.int64]]
     free = (marginals.used == 0) & (own < 0)
     before = np.maximum.accumulate(np.where(free, -1, np.arange(k_len)))
     before = np.where(before < 0, int(np.argmin(free)), before)
+    found: list[NDArray[np.int64]] = []
     for ids in (runs, np.where(own < 0, runs + k_len, own), begun):
         for each in (ids[before], ids) if free.any() else (ids,):
             numbered = _numbered(each)
-            if numbered.any() or len(rows) < len(marginals.counts):
+            known = any(np.array_equal(numbered, one) for one in found)
+            if not known and (numbered.any() or len(rows) < len(marginals.counts)):
+                found.append(numbered)
                 yield numbered
 
 

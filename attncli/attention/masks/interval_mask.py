@@ -197,11 +197,17 @@ class SortedIntervals:
     def __init__(self, of: IntervalMask) -> None:
         self.of = of
         self.keys = np.arange(of.k_len) if of.keep is None else np.flatnonzero(of.keep)
-        if of.key_ids is not None:
-            codes = of.key_ids[self.keys] * (of.k_len + 1) + self.keys
+        ids, queries = of.key_ids, of.query_ids
+        self._codes: NDArray[np.int64] | None = None
+        if ids is not None and (ids[1:] < ids[:-1]).any():
+            codes = ids[self.keys] * (of.k_len + 1) + self.keys
             order = np.argsort(codes, kind="stable")
             self.keys, self._codes = self.keys[order], codes[order]
-        elif of.keep is not None:
+        elif ids is not None and queries is not None:  # in their order already: no need to search
+            most = 1 + max(int(ids.max(initial=0)), int(queries.max(initial=0)))
+            edges = np.cumsum(np.bincount(ids[self.keys] + 1, minlength=most + 1))
+            self._document = edges[queries], edges[queries + 1]
+        if of.keep is not None:
             self._before = np.concatenate([[0], np.cumsum(of.keep, dtype=np.int64)])
         self.low = self.below(of.first)
         self.high = np.maximum(self.low, self.below(of.stop))
@@ -214,21 +220,19 @@ class SortedIntervals:
         Args:
             limit: int64 (S_q,), 0 to S_k, one for each query.
         """
-        if self.of.query_ids is not None:
-            wanted = self.of.query_ids * (self.of.k_len + 1) + limit
-            return np.searchsorted(self._codes, wanted)
+        ids = self.of.query_ids
+        if self._codes is not None and ids is not None:
+            return np.searchsorted(self._codes, ids * (self.of.k_len + 1) + limit)
         found: NDArray[np.int64] = limit if self.of.keep is None else self._before[limit]
-        return found
+        return found if ids is None else np.clip(found, *self._document)
 
     def marginals(self) -> Marginals:
         """Counts, first and last key of each row, and queries of each key."""
-        counts = self.high - self.low
-        some = counts > 0
-        first = np.full(len(counts), self.of.k_len, np.int64)
-        last = np.full(len(counts), -1, np.int64)
-        first[some] = self.keys[self.low[some]]
-        last[some] = self.keys[self.high[some] - 1]
-        used = np.zeros(self.of.k_len, np.int64)
+        counts, k_len = self.high - self.low, self.of.k_len
+        some, keys = counts > 0, np.append(self.keys, k_len)  # an empty row may start at the end
+        first = np.where(some, keys[self.low], k_len)
+        last = np.where(some, keys[self.high - 1], -1)
+        used = np.zeros(k_len, np.int64)
         used[self.keys] = coverage(self.low, self.high, len(self.keys))
         return Marginals(counts, first, last, used)
 
