@@ -1,15 +1,27 @@
-"""A page of `attncli report`, read as a browser would, and pages made in this process."""
+"""Reports: read as a browser would, and opened in one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from browsing import HOSTILE, Layer, Open, Opened, bundle
 from reading import Read
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from attncli.cli.app import app
 
 MakePage = Callable[..., Read]
+SAMPLES = Path(__file__).parent.parent.parent / "sample_inputs"
+MINILM = SAMPLES / "minilm.safetensors"
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +40,89 @@ def page(run: Callable[..., Any], tmp_path: Path) -> MakePage:
         return Read(target.read_text(encoding="utf-8"))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Reports by name, each written once."""
+    folder = tmp_path_factory.mktemp("reports")
+
+    @cache
+    def written(name: str) -> Path:
+        options: dict[str, list[object]] = {
+            "minilm": [MINILM],
+            "causal": [MINILM, "--group", "layers.3", "--causal"],
+            "lesson": [],
+            "chinese": [MINILM, "--group", "layers.0", "--lang", "zh"],
+        }
+        if name == "pooled":
+            tokens = [f"word{i}" for i in range(300)]
+            source = bundle(folder / "pooled.safetensors", 300, tokens)
+            options[name] = [source, "--causal", "--max-size", "300kB"]
+        if name == "hostile":
+            options[name] = [bundle(folder / "hostile.safetensors", len(HOSTILE), [*HOSTILE])]
+        file = folder / f"{name}.html"
+        arguments = ["report", *map(str, options[name]), "-o", str(file)]
+        ran = CliRunner().invoke(app, arguments)
+        assert ran.exit_code == 0, ran.stderr
+        return file
+
+    return written
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, where the machine has one."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if program is None:
+        pytest.skip(f"there is none of {', '.join(CHROMIUM)} on this machine")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """Open a file; in the end nothing may have been said in the console, or asked of the network.
+
+    `quiet=False` leaves that out; other keywords are those of a context.
+    """
+    contexts, watched = [], []
+
+    def opened(file: Path, fragment: str = "", *, quiet: bool = True, **options: Any) -> Opened:
+        options = {"viewport": {"width": 1200, "height": 900}} | options
+        context = browser.new_context(**options)
+        contexts.append(context)
+        seen = Opened(context.new_page())
+        seen.page.on("console", lambda message: seen.messages.append(message.text))
+        seen.page.on("pageerror", lambda error: seen.messages.append(str(error)))
+        seen.page.on("request", lambda request: seen.requests.append(request.url))
+        if quiet:
+            watched.append((seen, f"{file.as_uri()}"))
+        seen.page.goto(file.as_uri() + fragment)
+        return seen
+
+    yield opened
+    for context in contexts:
+        context.close()
+    for seen, address in watched:
+        assert seen.messages == []
+        assert [url for url in seen.requests if not url.startswith((address, "data:"))] == []
+
+
+@pytest.fixture(scope="session")
+def layers() -> list[Layer]:
+    """All of MiniLM."""
+    with safe_open(MINILM, "pt") as file:
+        told = json.loads(file.metadata()["attncli"])
+        return [
+            Layer(
+                file.get_tensor(f"{name}.q"),
+                file.get_tensor(f"{name}.k"),
+                options["scale"],
+                list(np.ravel(options["labels"])),
+            )
+            for name, options in told.items()
+        ]

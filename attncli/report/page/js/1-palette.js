@@ -57,10 +57,11 @@ const bytesOfHex = hex => Uint8Array.from(hex.match(/../g), pair => parseInt(pai
 /** Place of u (0 to 1) on a ramp of 256 colours, as the index of its red byte. */
 const placeOf = u => 3 * clamp(Math.round(u * 255), 0, 255);
 const colour = (ramp, u) => `rgb(${ramp.subarray(placeOf(u), placeOf(u) + 3)})`;
-/** The colour of text that can be read on a ramp at u. */
+/** Black or white, which of both is the easier to read on a ramp at u: at least 4.5 to 1. */
 function inkOn(ramp, u) {
-  const [r, g, b] = ramp.subarray(placeOf(u));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 135 ? "#16141d" : "#fdfcf7";
+  const linear = c => (c > 10 ? ((c / 255 + 0.055) / 1.055) ** 2.4 : c / 3295);
+  const [r, g, b] = Array.from(ramp.subarray(placeOf(u), placeOf(u) + 3), linear);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
 }
 
 // ---- Keys and buttons ---------------------------------------------------------------------------

@@ -25,7 +25,7 @@ function buildGrid() {
   const row = (...cells) => el("div", { className: "row", role: "row" }, ...cells);
   const cell = (role, className, textContent = "") => el("span", { role, className, textContent });
   const headings = range(WIDEST).map(i => cell("columnheader", "gh", i));
-  $("grid").append(row(cell("columnheader", "gl"), ...headings));
+  $("grid").append(row(cell("gridcell", "gl"), ...headings));
   for (const g of GROUPS) {
     const own = HEADS.slice(g.first, g.first + g.heads).map(headButton);
     const rest = range(WIDEST - g.heads).map(() => cell("gridcell", ""));

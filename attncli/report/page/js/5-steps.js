@@ -43,7 +43,7 @@ function matrix(caption, m, o = {}) {
     }
     if (o.row === i || o.column === j) td.classList.add("hl");
     if (o.cell?.[0] === i && o.cell[1] === j) td.classList.add("sel");
-    if (o.pick) td.onpointerenter = td.onclick = () => o.pick(i, j);
+    if (o.pick) td.onpointermove = td.onclick = () => o.pick(i, j); // not …enter: the cells are new
     return td;
   };
   const names = o.rows ?? indexed("t", m.length);

@@ -247,7 +247,7 @@ function drawSoftmax() {
   const value = v => ((v >= 1e5 && v < Infinity) || (v > 0 && v < 1e-3) ? scientific(v) : fixed(v, 4));
   const table = (way, logits, note) => {
     const exps = logits.map(x => round(Math.exp(x)));
-    const total = exps.reduce((a, b) => round(a + b));
+    const total = round(sum(exps));
     const cells = logits.map((x, i) => [fixed(x, 1), value(exps[i]), value(round(exps[i] / total))]);
     const line = row => el("tr", {}, ...row.map(v => text("td", v, /NaN|∞/.test(v) ? "bad" : "")));
     const names = ["x", "exp", "weight"].map(column => t(`js.softmax.${way}.` + column));
