@@ -82,24 +82,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is said of an option, once for all who offer it.
+    """What is said of an option, once for all who offer it."""
 
-    Attributes:
-        help: what it does, in a line that names other options as messages do.
-        metavar: what stands for its value in help; None for the name of its type.
-        kind: what values it takes; None where the type of its field says it all.
-        names: how it is typed; empty for "--" and its field's name.
-        minimum, maximum: limits of a number.
-        positional: whether it is an argument, which is not named.
-    """
-
-    help: str
-    metavar: str | None = None
-    kind: Kind | None = None
-    names: tuple[str, ...] = ()
-    minimum: int | None = None
+    help: str  # what it does, in a line that names other options as messages do
+    metavar: str | None = None  # what stands for its value in help; None for the name of its type
+    kind: Kind | None = None  # what values it takes; None where the type of its field says it all
+    names: tuple[str, ...] = ()  # how it is typed; empty for "--" and its field's name
+    minimum: int | None = None  # limits of a number
     maximum: int | None = None
-    positional: bool = False
+    positional: bool = False  # whether it is an argument, which is not named
 
 
 # The options that tell documents apart, of which there is one at most, or the last two.

@@ -29,18 +29,12 @@ _SCAN_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class GivenWeights:
-    """Weights in the place of Q and K.
+    """Weights in the place of Q and K."""
 
-    Attributes:
-        values: (B, H, S_q, S_k), in the dtype they came in.
-        lowest, highest: what their rows sum to, but for empty ones; None where all are empty.
-        zeros_hidden: whether a weight of 0 means that the query does not see the key.
-    """
-
-    values: torch.Tensor
-    lowest: float | None
+    values: torch.Tensor  # (B, H, S_q, S_k), in the dtype they came in
+    lowest: float | None  # what their rows sum to, but for empty ones; None where all are empty
     highest: float | None
-    zeros_hidden: bool
+    zeros_hidden: bool  # whether a weight of 0 means that the query does not see the key
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,29 +386,18 @@ def _sinks(options: AttentionOptions, heads: int) -> torch.Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Operations (one multiply-add is two) and bytes of the whole problem, whatever is selected.
+    """Operations (one multiply-add is two) and bytes of the whole problem, whatever is selected."""
 
-    Attributes:
-        pairs: B·H·S_q·S_k.
-        visible_pairs: those of them that real queries see.
-        scores_operations: 2·pairs·d_k.
-        output_operations: 2·pairs·d_v; 0 without values.
-        visible_operations: both, for the visible pairs alone: what a kernel that skips needs.
-        softmax_exponentials: one per pair.
-        input_bytes: Q, K and V in the dtype of the arithmetic.
-        matrix_bytes: one (B, H, S_q, S_k) matrix in that dtype.
-        streamed_bytes: what is kept beside the inputs when it is never built: the output and a
-            maximum and a sum per row.
-    """
-
-    pairs: int
-    visible_pairs: int
-    scores_operations: int
-    output_operations: int
-    visible_operations: int
-    softmax_exponentials: int
-    input_bytes: int
-    matrix_bytes: int
+    pairs: int  # B·H·S_q·S_k
+    visible_pairs: int  # those of them that real queries see
+    scores_operations: int  # 2·pairs·d_k
+    output_operations: int  # 2·pairs·d_v; 0 without values
+    visible_operations: int  # both, for the visible pairs alone: what a kernel that skips needs
+    softmax_exponentials: int  # one per pair
+    input_bytes: int  # Q, K and V in the dtype of the arithmetic
+    matrix_bytes: int  # one (B, H, S_q, S_k) matrix in that dtype
+    # What is kept beside the inputs when it is never built: the output and a maximum and a sum per
+    # row.
     streamed_bytes: int
 
 

@@ -272,20 +272,13 @@ def problem_of_weights(
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What stands in the rows of real queries that are not empty.
+    """What stands in the rows of real queries that are not empty."""
 
-    Attributes:
-        lowest, highest: of the sums of rows; None where there are none.
-        columns_off: how far from 1 the sums of columns are at most.
-        on_hidden: the most that a row gives to keys which the mask hides.
-        zeros: visible cells of weight 0, as a share of all visible ones.
-    """
-
-    lowest: float | None
+    lowest: float | None  # of the sums of rows; None where there are none
     highest: float | None
-    columns_off: float
-    on_hidden: float
-    zeros: float
+    columns_off: float  # how far from 1 the sums of columns are at most
+    on_hidden: float  # the most that a row gives to keys which the mask hides
+    zeros: float  # visible cells of weight 0, as a share of all visible ones
 
 
 def _as_rank_4(weights: torch.Tensor) -> torch.Tensor:

@@ -60,25 +60,16 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some query rows of one head at one stage.
-
-    Attributes:
-        stage: which stage.
-        batch, head: indices into the tensors.
-        at: where the first of these rows stands among the selected rows.
-        rows: indices of the queries.
-        values: (rows, columns), in the dtype of the arithmetic, on the CPU.
-        visible: bool (rows, columns); None where every cell counts.
-        real: bool (rows,), True for queries that are not padding; the others count for nothing.
-    """
+    """Some query rows of one head at one stage."""
 
     stage: Stage
-    batch: int
+    batch: int  # indices into the tensors
     head: int
-    at: int
-    rows: Rows
-    values: torch.Tensor
-    visible: torch.Tensor | None
+    at: int  # where the first of these rows stands among the selected rows
+    rows: Rows  # indices of the queries
+    values: torch.Tensor  # (rows, columns), in the dtype of the arithmetic, on the CPU
+    visible: torch.Tensor | None  # bool (rows, columns); None where every cell counts
+    # Bool (rows,), True for queries that are not padding; the others count for nothing.
     real: torch.Tensor
 
 
@@ -97,26 +88,18 @@ class StageStatistics(NumberStatistics):
 
 @dataclass(slots=True)
 class StageResult:
-    """One stage for a selection.
-
-    Attributes:
-        stage: which stage.
-        shape: (batches, heads, rows, columns) of the selection.
-        numbers: of its visible cells.
-        n_masked: how many of its cells are invisible.
-        values: (batches, heads, rows, columns), in the dtype of the arithmetic; None where they
-            are too many to keep.
-        visible: bool, same shape; None where there are no values or every cell counts.
-        real: bool (batches, rows), True for queries that are not padding.
-    """
+    """One stage for a selection."""
 
     stage: Stage
-    shape: tuple[int, int, int, int]
-    numbers: RunningStatistics = field(default_factory=RunningStatistics)
-    n_masked: int = 0
+    shape: tuple[int, int, int, int]  # (batches, heads, rows, columns) of the selection
+    numbers: RunningStatistics = field(default_factory=RunningStatistics)  # of its visible cells
+    n_masked: int = 0  # how many of its cells are invisible
+    # (batches, heads, rows, columns), in the dtype of the arithmetic; None where they are too many
+    # to keep.
     values: torch.Tensor | None = None
+    # Bool, same shape; None where there are no values or every cell counts.
     visible: torch.Tensor | None = None
-    real: torch.Tensor | None = None
+    real: torch.Tensor | None = None  # bool (batches, rows), True for queries that are not padding
     _seen: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict, repr=False)
 
     @property

@@ -96,17 +96,11 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxStats(Generic[Value]):
-    """What tells a softmax that is too sharp or too flat: float64 (rows,), or a mean of each.
+    """What tells a softmax that is too sharp or too flat: float64 (rows,), or a mean of each."""
 
-    Attributes:
-        entropy_bits: in bits, 0 to log2(keys).
-        max_weight: the largest weight of the row, 1/keys to 1.
-        softmax_grad: Frobenius norm of the softmax Jacobian diag(w) − w wᵀ.
-    """
-
-    entropy_bits: Value
-    max_weight: Value
-    softmax_grad: Value
+    entropy_bits: Value  # in bits, 0 to log2(keys)
+    max_weight: Value  # the largest weight of the row, 1/keys to 1
+    softmax_grad: Value  # Frobenius norm of the softmax Jacobian diag(w) − w wᵀ
 
 
 def softmax_stats(logits: NDArray[np.float64]) -> SoftmaxStats[NDArray[np.float64]]:

@@ -21,38 +21,24 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """What the softmax is given.
+    """What the softmax is given."""
 
-    Attributes:
-        scores: Q Kᵀ, (..., S_q, S_k).
-        scaled: scores · scale / temperature, same shape.
-        capped: after the soft cap, same shape; None without one.
-        masked: capped (or scaled) plus biases, −inf at invisible cells, same shape.
-        visible: bool, same shape; True where the query sees the key.
-    """
-
-    scores: torch.Tensor
-    scaled: torch.Tensor
-    capped: torch.Tensor | None
-    masked: torch.Tensor
-    visible: torch.Tensor
+    scores: torch.Tensor  # Q Kᵀ, (..., S_q, S_k)
+    scaled: torch.Tensor  # scores · scale / temperature, same shape
+    capped: torch.Tensor | None  # after the soft cap, same shape; None without one
+    masked: torch.Tensor  # capped (or scaled) plus biases, −inf at invisible cells, same shape
+    visible: torch.Tensor  # bool, same shape; True where the query sees the key
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Weights, and what is known beside them.
+    """Weights, and what is known beside them."""
 
-    Attributes:
-        weights: (..., S_q, S_k); rows sum to 1, to less beside a sink, and to 0 in empty rows.
-        logsumexp: (..., S_q), of the visible keys alone; −inf in empty rows.
-        sink: (..., S_q), the sink's own weight; 0 without one.
-        empty: bool (..., S_q), True for a query that sees no key.
-    """
-
+    # (..., S_q, S_k); rows sum to 1, to less beside a sink, and to 0 in empty rows.
     weights: torch.Tensor
-    logsumexp: torch.Tensor
-    sink: torch.Tensor
-    empty: torch.Tensor
+    logsumexp: torch.Tensor  # (..., S_q), of the visible keys alone; −inf in empty rows
+    sink: torch.Tensor  # (..., S_q), the sink's own weight; 0 without one
+    empty: torch.Tensor  # bool (..., S_q), True for a query that sees no key
 
 
 def logits(
@@ -150,15 +136,10 @@ def _of_broken(weights: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) ->
 
 @dataclass(frozen=True, slots=True)
 class OutputProjection:
-    """What the joined heads are multiplied with, and what is added then.
+    """What the joined heads are multiplied with, and what is added then."""
 
-    Attributes:
-        weight: W_O, (H·d_v, d).
-        bias: (d,); None for none.
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
+    weight: torch.Tensor  # W_O, (H·d_v, d)
+    bias: torch.Tensor | None = None  # (d,); None for none
 
 
 def project_output(output: torch.Tensor, projection: OutputProjection) -> torch.Tensor:

@@ -23,17 +23,11 @@ FIRST_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class OnlineStep:
-    """The running softmax of one row after a block of keys.
+    """The running softmax of one row after a block of keys."""
 
-    Attributes:
-        stop: one past the last key taken in.
-        maximum: largest logit so far, −inf before the first visible key.
-        total: Σ exp(logit − maximum) so far.
-    """
-
-    stop: int
-    maximum: float
-    total: float
+    stop: int  # one past the last key taken in
+    maximum: float  # largest logit so far, −inf before the first visible key
+    total: float  # Σ exp(logit − maximum) so far
 
 
 class Walkthrough:

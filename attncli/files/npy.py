@@ -48,21 +48,13 @@ _VERSIONS = {
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """What a .npy file promises.
+    """What a .npy file promises."""
 
-    Attributes:
-        shape: lengths of the axes.
-        dtype: element type, in the byte order of the file.
-        order: "C" or "F" (Fortran).
-        start: byte at which the data begin.
-        nbytes: bytes of data; None for pickled objects, which have no fixed size.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    order: Literal["C", "F"]
-    start: int
-    nbytes: int | None
+    shape: tuple[int, ...]  # lengths of the axes
+    dtype: np.dtype[Any]  # element type, in the byte order of the file
+    order: Literal["C", "F"]  # "C" or "F" (Fortran)
+    start: int  # byte at which the data begin
+    nbytes: int | None  # bytes of data; None for pickled objects, which have no fixed size
 
     def named(self, name: str | None) -> TensorHeader:
         """Return the header in the terms that all formats share."""

@@ -291,17 +291,11 @@ _FIT = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a name says.
+    """What a name says."""
 
-    Attributes:
-        group: whose part the tensor is; "" for nobody's.
-        role: "q", "k" or "v".
-        stage: which of several tensors in one role attention uses: the largest.
-    """
-
-    group: str
-    role: str
-    stage: int = _LATEST
+    group: str  # whose part the tensor is; "" for nobody's
+    role: str  # "q", "k" or "v"
+    stage: int = _LATEST  # which of several tensors in one role attention uses: the largest
 
 
 def plain_part(name: str) -> Part | None:

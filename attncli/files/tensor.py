@@ -20,36 +20,25 @@ from attncli.files.text import listed, place, shown
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What a file says about one tensor before its data are read.
+    """What a file says about one tensor before its data are read."""
 
-    Attributes:
-        name: the tensor's name in the file; None for the one tensor of a `.npy` file.
-        shape: lengths of the axes.
-        dtype: torch's name of the element type: "float32", "bfloat16", "float8_e4m3fn",
-            "int64", "bool"; NumPy's spelling such as "|V2" or "<U3" where torch has no such type.
-    """
-
-    name: str | None
-    shape: tuple[int, ...]
+    name: str | None  # the tensor's name in the file; None for the one tensor of a `.npy` file
+    shape: tuple[int, ...]  # lengths of the axes
+    # Torch's name of the element type: "float32", "bfloat16", "float8_e4m3fn", "int64", "bool";
+    # NumPy's spelling such as "|V2" or "<U3" where torch has no such type.
     dtype: str
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor as it was stored.
+    """One tensor as it was stored."""
 
-    Attributes:
-        source: the file as the user named it, with "::NAME" where the file holds several.
-        name: the tensor's name in the file; None for a `.npy` file.
-        dtype: as in `TensorHeader`.
-        array: the data, native byte order. bfloat16 is held as its bit pattern in uint16 and
-            float8 in uint8, since NumPy has neither, and so are the raw bytes of "|V2" and "|V1";
-            every other dtype is itself.
-    """
-
-    source: str
-    name: str | None
-    dtype: str
+    source: str  # the file as the user named it, with "::NAME" where the file holds several
+    name: str | None  # the tensor's name in the file; None for a `.npy` file
+    dtype: str  # as in `TensorHeader`
+    # The data, native byte order. bfloat16 is held as its bit pattern in uint16 and float8 in
+    # uint8, since NumPy has neither, and so are the raw bytes of "|V2" and "|V1"; every other dtype
+    # is itself.
     array: NDArray[Any]
 
     @property
@@ -66,17 +55,11 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element type.
+    """One element type."""
 
-    Attributes:
-        name: torch's name.
-        physical: the NumPy dtype that holds the bytes, native byte order.
-        code: the name in a safetensors header.
-    """
-
-    name: str
-    physical: np.dtype[Any]
-    code: str
+    name: str  # torch's name
+    physical: np.dtype[Any]  # the NumPy dtype that holds the bytes, native byte order
+    code: str  # the name in a safetensors header
 
     @property
     def is_raw(self) -> bool:

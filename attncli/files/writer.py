@@ -268,17 +268,11 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """One file.
+    """What stands where in one file."""
 
-    Attributes:
-        head: the bytes before the data.
-        size: bytes of the whole file.
-        offsets: tensor → first byte of its data.
-    """
-
-    head: bytes
-    size: int
-    offsets: dict[str, int]
+    head: bytes  # the bytes before the data
+    size: int  # bytes of the whole file
+    offsets: dict[str, int]  # tensor → first byte of its data
 
 
 def npy_layout(name: str, spec: Spec) -> FileLayout:

@@ -48,19 +48,12 @@ PICTURE_WIDTH = 160
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How tables are drawn.
+    """How tables are drawn."""
 
-    Attributes:
-        printer: where they go.
-        digits: decimals.
-        unit: of entropy.
-        limits: the threshold of each label.
-    """
-
-    printer: Printer
-    digits: int
-    unit: Unit
-    limits: Mapping[str, float]
+    printer: Printer  # where they go
+    digits: int  # decimals
+    unit: Unit  # of entropy
+    limits: Mapping[str, float]  # the threshold of each label
 
     def number(self, value: float | None) -> str:
         """A number of a table."""

@@ -17,40 +17,24 @@ FLOAT32_EXP_LIMIT = 88.72
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One stage of the walk.
+    """One stage of the walk."""
 
-    Attributes:
-        name: of the stage, in the words used everywhere.
-        formula: what is computed.
-        shape: the same with this problem's numbers put in.
-        purpose: why the stage is there.
-        findings: what it did to these numbers, a sentence each.
-    """
-
-    name: str
-    formula: str
-    shape: str
-    purpose: str
-    findings: tuple[str, ...]
+    name: str  # of the stage, in the words used everywhere
+    formula: str  # what is computed
+    shape: str  # the same with this problem's numbers put in
+    purpose: str  # why the stage is there
+    findings: tuple[str, ...]  # what it did to these numbers, a sentence each
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the sentences are made of.
+    """What the sentences are made of."""
 
-    Attributes:
-        walk: what each stage did.
-        model_width: width d of X where Q, K and V are projected from it; None elsewhere.
-        projected_width: columns of W_O; None without one.
-        unit: of entropies.
-        digits: decimals.
-    """
-
-    walk: Walkthrough
-    model_width: int | None
-    projected_width: int | None
-    unit: Unit
-    digits: int
+    walk: Walkthrough  # what each stage did
+    model_width: int | None  # width d of X where Q, K and V are projected from it; None elsewhere
+    projected_width: int | None  # columns of W_O; None without one
+    unit: Unit  # of entropies
+    digits: int  # decimals
 
     @property
     def problem(self) -> Problem:

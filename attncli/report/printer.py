@@ -51,19 +51,12 @@ class Preformatted(str):
 
 @dataclass(slots=True)
 class Printer:
-    """Where output goes and what it can show.
+    """Where output goes and what it can show."""
 
-    Attributes:
-        target: file to write, or "-" for standard output.
-        color: when to colour.
-        quiet: whether warnings and progress are left out.
-        warned: the warnings given so far, each once.
-    """
-
-    target: str = "-"
-    color: Color = Color.AUTO
-    quiet: bool = False
-    warned: list[str] = field(default_factory=list)
+    target: str = "-"  # file to write, or "-" for standard output
+    color: Color = Color.AUTO  # when to colour
+    quiet: bool = False  # whether warnings and progress are left out
+    warned: list[str] = field(default_factory=list)  # the warnings given so far, each once
 
     @property
     def on_terminal(self) -> bool:

@@ -116,31 +116,20 @@ CELLS_AT_ONCE = 16_384
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """How the stages of one problem are drawn.
+    """How the stages of one problem are drawn."""
 
-    Attributes:
-        problem: what was computed.
-        selection: for which batches, heads and rows.
-        labels: a token per position, one row of them for all batches or one per batch; None for
-            none.
-        printer: whose width, colour and terminal decide what is cut.
-        digits: decimals.
-        unit: of the entropy beside the weights.
-        entropies: in nats, (batches, heads, rows), None for rows that see no key; None where the
-            weights are not shown.
-        scale: of the colours of weights.
-        skip_first: columns at the beginning that are left out of the colours.
-    """
-
-    problem: Problem
-    selection: Selection
+    problem: Problem  # what was computed
+    selection: Selection  # for which batches, heads and rows
+    # A token per position, one row of them for all batches or one per batch; None for none.
     labels: Sequence[Sequence[str]] | None
-    printer: Printer
-    digits: int
-    unit: Unit = Unit.BITS
+    printer: Printer  # whose width, colour and terminal decide what is cut
+    digits: int  # decimals
+    unit: Unit = Unit.BITS  # of the entropy beside the weights
+    # In nats, (batches, heads, rows), None for rows that see no key; None where the weights are not
+    # shown.
     entropies: NDArray[np.object_] | None = None
-    scale: ColourScale = ColourScale.LOG
-    skip_first: int = 0
+    scale: ColourScale = ColourScale.LOG  # of the colours of weights
+    skip_first: int = 0  # columns at the beginning that are left out of the colours
 
     def shading(self, stage: Stage, values: NDArray[np.float64]) -> Shading:
         """How the numbers of a stage, (…, columns), become colours."""
@@ -259,31 +248,20 @@ def _matrix(
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """One matrix, and its names.
+    """One matrix, and its names."""
 
-    Attributes:
-        row_names: a name a row; padded queries say that they are.
-        positions: a name a column.
-        tokens: a token a column; None for none.
-        values: (rows, columns).
-        visible: bool (rows, columns); None where every cell counts.
-        real: bool (rows,), False for padding, which has no values.
-        entropies: a heading and a text a row for a last column; None for none.
-        masked_sign: what stands for a masked cell.
-        colours: sRGB (rows, columns, 3) of the cells; None for none.
-    """
-
-    row_names: Sequence[str]
-    positions: Sequence[str]
-    tokens: Sequence[str] | None
-    values: list[list[float]]
-    visible: list[list[bool]] | None
-    real: list[bool]
+    row_names: Sequence[str]  # a name a row; padded queries say that they are
+    positions: Sequence[str]  # a name a column
+    tokens: Sequence[str] | None  # a token a column; None for none
+    values: list[list[float]]  # (rows, columns)
+    visible: list[list[bool]] | None  # bool (rows, columns); None where every cell counts
+    real: list[bool]  # bool (rows,), False for padding, which has no values
+    # A heading and a text a row for a last column; None for none.
     entropies: tuple[str, Sequence[str]] | None
     stage: Stage
     view: StageView
-    masked_sign: str
-    colours: Colours | None
+    masked_sign: str  # what stands for a masked cell
+    colours: Colours | None  # sRGB (rows, columns, 3) of the cells; None for none
 
     @classmethod
     def of(cls, result: StageResult, batch: int, head: int, view: StageView) -> _Matrix:

@@ -27,19 +27,12 @@ LINES_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """One column.
-
-    Attributes:
-        heading: its name.
-        cells: a text a line, with styles of its own where it is a `Text`.
-        is_text: whether it stands to the left; numbers stand to the right.
-        is_key: whether it names the line, and comes again in each part of a split table.
-    """
+    """One column."""
 
     heading: str
-    cells: Sequence[str | Text]
-    is_text: bool = False
-    is_key: bool = False
+    cells: Sequence[str | Text]  # a text a line, with styles of its own where it is a `Text`
+    is_text: bool = False  # whether it stands to the left; numbers stand to the right
+    is_key: bool = False  # whether it names the line, and comes again in each part of a split table
 
     @property
     def width(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from attncli.attention.variance.experiment import ScaleRule
 from attncli.attention.variance.fit_scale import ScaleFit
 from attncli.report import Unit
 from attncli.report.printer import Printer, paragraph
@@ -32,17 +33,11 @@ WIDTH = 52
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line of a plot.
+    """One line of a plot."""
 
-    Attributes:
-        name: what it shows.
-        marker: the character of its points.
-        points: (x, y) pairs; a y that is None has no point.
-    """
-
-    name: str
-    marker: str
-    points: Sequence[tuple[float, float | None]]
+    name: str  # what it shows
+    marker: str  # the character of its points
+    points: Sequence[tuple[float, float | None]]  # (x, y) pairs; a y that is None has no point
 
 
 def experiment_tables(
@@ -50,8 +45,9 @@ def experiment_tables(
 ) -> Iterator[RenderableType]:
     """Variance against theory, what softmax makes of it, and curves where d_k is swept."""
     first = records[0]
-    drawn = f"{_entries(first)}: {first['samples']} dot products, seed {first['seed']}"
-    yield f"Var(q·k) of {drawn}"
+    df = "" if first["df"] is None else f" (df {first['df']:g})"
+    drawn = f"{first['samples']} dot products, seed {first['seed']}"
+    yield f"Var(q·k) of {first['dist']}{df}: {drawn}"
     yield _variance_table(records, printer, digits)
     yield from _notes(records, printer)
     yield ""
@@ -164,11 +160,6 @@ def plot(
     return [*lines, " " * 10 + "+" + "-" * WIDTH, f"{'':>11}{left:<{WIDTH - len(right)}}{right}"]
 
 
-def _entries(record: Record) -> str:
-    family = record["dist"]
-    return f"{family} (df {record['df']:g})" if record["df"] is not None else str(family)
-
-
 def _variance_table(records: Sequence[Record], printer: Printer, digits: int) -> RenderableType:
     lines = _once_per_dk(records)
     columns = [_dk_column(lines)]
@@ -227,7 +218,7 @@ def _softmax_table(
 
 def _scale_name(record: Record) -> str:
     named = f"{record['scale']:.4g}"
-    if not _is_number(record["rule"]):
+    if record["rule"] in tuple(ScaleRule):
         named = f"{record['rule']}: {named}"
     return named if record["temperature"] == 1 else f"{named} / {record['temperature']:g}"
 
@@ -297,14 +288,6 @@ def _numbers(heading: str, values: Sequence[float | None], digits: int) -> Table
 
 def _once_per_dk(records: Sequence[Record]) -> list[Record]:
     return list({record["dk"]: record for record in reversed(records)}.values())[::-1]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _entropy(bits: float, unit: Unit) -> float:

@@ -20,32 +20,23 @@ _KEYS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Some neighbouring keys that a block of rows visits.
+    """Some neighbouring keys that a block of rows visits."""
 
-    Attributes:
-        start, stop: the keys.
-        starts_inside, stops_inside: whether the interval of some row starts after the first of
-            these keys, or stops before the last.
-    """
-
-    start: int
+    start: int  # the keys [start, stop)
     stop: int
+    # Whether the interval of some row starts after the first of these keys, or stops before the
+    # last.
     starts_inside: bool
     stops_inside: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Some rows in a row, and the keys that at least one of them may see.
+    """Some rows in a row, and the keys that at least one of them may see."""
 
-    Attributes:
-        start, stop: the rows, counted along the chosen queries.
-        tiles: from the first key to the last; none where no row sees a key.
-    """
-
-    start: int
+    start: int  # the rows [start, stop), counted along the chosen queries
     stop: int
-    tiles: tuple[Tile, ...]
+    tiles: tuple[Tile, ...]  # from the first key to the last; none where no row sees a key
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,14 +84,10 @@ AVERAGED = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over all rows of a head, estimated from some of them.
+    """A mean over all rows of a head, estimated from some of them."""
 
-    Attributes:
-        mean: unbiased.
-        standard_error: of the mean, 0 where all rows were looked at; None from a single row.
-    """
-
-    mean: float
+    mean: float  # unbiased
+    # Of the mean, 0 where all rows were looked at; None from a single row.
     standard_error: float | None
 
 
@@ -221,22 +217,14 @@ class Label(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """Scores from which on a head may get a label; `choose_label` says which of several it gets.
+    """Scores from which on a head may get a label; `choose_label` says which of several it gets."""
 
-    Attributes:
-        previous_token: on the key before the query's own position.
-        self: on the key at the query's own position.
-        sink: on the first keys, and the sink logit where there is one.
-        local: on the keys a few steps from the query, these two included.
-        uniform: mean entropy as a share of the largest possible.
-        collapsed: 1 − that share: nearly all weight on one key, and not on any of the above.
-    """
-
-    previous_token: float = 0.5
-    self: float = 0.5
-    sink: float = 0.5
-    local: float = 0.6
-    uniform: float = 0.95
+    previous_token: float = 0.5  # on the key before the query's own position
+    self: float = 0.5  # on the key at the query's own position
+    sink: float = 0.5  # on the first keys, and the sink logit where there is one
+    local: float = 0.6  # on the keys a few steps from the query, these two included
+    uniform: float = 0.95  # mean entropy as a share of the largest possible
+    # 1 − that share: nearly all weight on one key, and not on any of the above.
     collapsed: float = 0.95
 
 

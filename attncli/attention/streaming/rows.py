@@ -158,24 +158,16 @@ def concatenate(blocks: Sequence[RowStatistics]) -> RowStatistics:
 
 @dataclass(frozen=True, slots=True)
 class _Merged:
-    """Sums over the outcomes of a row relative to its largest logit, float64 (G, R).
+    """Sums over the outcomes of a row relative to its largest logit, float64 (G, R)."""
 
-    Attributes:
-        row_max: the largest logit.
-        sum_exp_minus_1: Σ e^(s − row_max) − 1. Of a nearly one-hot row this is all that counts,
-            and beside the 1 it would lose its digits.
-        sum_exp_shifted: Σ e^(s − row_max)·(s − row_max).
-        distance: Σ e^(s − row_max)·|p − j|; None where positions are not defined.
-        best_tile: int64, index of the first tile that holds the largest logit.
-        vanished: bool, whether no visible logit is above −inf.
-    """
-
-    row_max: torch.Tensor
+    row_max: torch.Tensor  # the largest logit
+    # Σ e^(s − row_max) − 1. Of a nearly one-hot row this is all that counts, and beside the 1 it
+    # would lose its digits.
     sum_exp_minus_1: torch.Tensor
-    sum_exp_shifted: torch.Tensor
-    distance: torch.Tensor | None
-    best_tile: torch.Tensor
-    vanished: torch.Tensor
+    sum_exp_shifted: torch.Tensor  # Σ e^(s − row_max)·(s − row_max)
+    distance: torch.Tensor | None  # Σ e^(s − row_max)·|p − j|; None where positions are not defined
+    best_tile: torch.Tensor  # int64, index of the first tile that holds the largest logit
+    vanished: torch.Tensor  # bool, whether no visible logit is above −inf
 
 
 def _merge_tiles(group: HeadGroup, sums: TileSums) -> _Merged:
@@ -259,15 +251,10 @@ BAND_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What some of the keys get of each row, (G, R) or (R,).
+    """What some of the keys get of each row, (G, R) or (R,)."""
 
-    Attributes:
-        weight: float64, the sum of their weights; NaN in empty rows.
-        seen: int64, how many of them the query sees.
-    """
-
-    weight: torch.Tensor
-    seen: torch.Tensor
+    weight: torch.Tensor  # float64, the sum of their weights; NaN in empty rows
+    seen: torch.Tensor  # int64, how many of them the query sees
 
     def of_head(self, index: int) -> Share:
         """One head of the group."""
@@ -276,19 +263,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the keys that give heads their names; None where positions are not defined.
+    """Shares of the keys that give heads their names; None where positions are not defined."""
 
-    Attributes:
-        first: of the first keys.
-        own: of the key at the query's own position.
-        previous: of the key one before it.
-        local: of the keys at most a few steps from it.
-    """
-
-    first: Share
-    own: Share | None
-    previous: Share | None
-    local: Share | None
+    first: Share  # of the first keys
+    own: Share | None  # of the key at the query's own position
+    previous: Share | None  # of the key one before it
+    local: Share | None  # of the keys at most a few steps from it
 
     def of_head(self, index: int) -> Shares:
         """One head of the group."""

@@ -55,21 +55,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to compute beside the columns that every row has.
+    """What to compute beside the columns that every row has."""
 
-    Attributes:
-        top_key: the key of the largest logit of every row.
-        output: the output, where the problem has values, all of them finite.
-        per_key: the mass that each key receives; costs a second pass.
-        sink_keys: how many of the first keys `sink_mass` is the weight of.
-        bins: for which to pool the weights, in the pass of `per_key`; of queries that follow each
-            other, counted from the first.
-    """
-
-    top_key: bool = False
-    output: bool = False
-    per_key: bool = False
-    sink_keys: int = 1
+    top_key: bool = False  # the key of the largest logit of every row
+    output: bool = False  # the output, where the problem has values, all of them finite
+    per_key: bool = False  # the mass that each key receives; costs a second pass
+    sink_keys: int = 1  # how many of the first keys `sink_mass` is the weight of
+    # For which to pool the weights, in the pass of `per_key`; of queries that follow each other,
+    # counted from the first.
     bins: Bins | None = None
 
     def __post_init__(self) -> None:
@@ -84,15 +77,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class KeyMass:
-    """What each key receives from all queries, (G, S_k) or (S_k,).
+    """What each key receives from all queries, (G, S_k) or (S_k,)."""
 
-    Attributes:
-        queries: int64, how many queries see the key.
-        mass: float64, Σ of the weights they give it.
-    """
-
-    queries: torch.Tensor
-    mass: torch.Tensor
+    queries: torch.Tensor  # int64, how many queries see the key
+    mass: torch.Tensor  # float64, Σ of the weights they give it
 
     def of_head(self, index: int) -> KeyMass:
         """One head of the group."""
@@ -101,26 +89,17 @@ class KeyMass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadRows(RowStatistics):
-    """The real queries of one head, (R,), and what is known beside their rows.
+    """The real queries of one head, (R,), and what is known beside their rows."""
 
-    Attributes:
-        batch, head: indices into the tensors.
-        queries: int64 (R,), indices of the queries, ascending; padded ones are left out.
-        shares: what the keys get that heads are labelled by.
-        max_logit_query: the first query that reaches the head's largest logit; None for none.
-        max_logit_key: the first key of that query that does.
-        received: mass of each key; None if not asked for.
-        pooled: weights of the bins; None if not asked for.
-    """
-
-    batch: int
+    batch: int  # indices into the tensors
     head: int
-    queries: torch.Tensor
-    shares: Shares
+    queries: torch.Tensor  # int64 (R,), indices of the queries, ascending; padded ones are left out
+    shares: Shares  # what the keys get that heads are labelled by
+    # The first query that reaches the head's largest logit; None for none.
     max_logit_query: int | None
-    max_logit_key: int | None
-    received: KeyMass | None
-    pooled: PooledWeights | None
+    max_logit_key: int | None  # the first key of that query that does
+    received: KeyMass | None  # mass of each key; None if not asked for
+    pooled: PooledWeights | None  # weights of the bins; None if not asked for
 
 
 def stream_rows(

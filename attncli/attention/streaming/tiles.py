@@ -95,16 +95,11 @@ class TileSums:
 
 @dataclass(slots=True)
 class Workspace:
-    """Buffers that one tile after another is computed in.
+    """Buffers that one tile after another is computed in."""
 
-    Attributes:
-        logits, weights: flat, at least G × rows × keys of any tile.
-        upwards, downwards: 0 … S_k − 1 and back.
-    """
-
-    logits: torch.Tensor
+    logits: torch.Tensor  # like the weights flat, at least G × rows × keys of any tile
     weights: torch.Tensor
-    upwards: torch.Tensor
+    upwards: torch.Tensor  # 0 … S_k − 1; downwards, the same back
     downwards: torch.Tensor
     _distances: torch.Tensor | None = field(default=None, repr=False)
     _edges: tuple[torch.Tensor, torch.Tensor] | None = field(default=None, repr=False)

@@ -36,19 +36,13 @@ _SCORE_ROUNDINGS = 2
 
 @dataclass(frozen=True, slots=True)
 class CentredRows:
-    """Some rows of Q or K, read in blocks, in the order wanted.
+    """Some rows of Q or K, read in blocks, in the order wanted."""
 
-    Attributes:
-        tensor: (S, d), in the dtype it came in.
-        order: int64 (n,), which rows and in which order; None for all as they lie.
-        dtype: of the arithmetic, float32 or float64.
-        device: where it is done.
-    """
-
-    tensor: torch.Tensor
+    tensor: torch.Tensor  # (S, d), in the dtype it came in
+    # Int64 (n,), which rows and in which order; None for all as they lie.
     order: torch.Tensor | None
-    dtype: torch.dtype
-    device: torch.device
+    dtype: torch.dtype  # of the arithmetic, float32 or float64
+    device: torch.device  # where it is done
 
     def __len__(self) -> int:
         """How many rows."""
@@ -93,24 +87,16 @@ class CentredRows:
 
 @dataclass(frozen=True, slots=True)
 class CellSums:
-    """What the visible cells add up to.
+    """What the visible cells add up to."""
 
-    Attributes:
-        cells: how many there are.
-        shift: Σ (score − origin).
-        squares: Σ (score − origin)².
-        origin: what is subtracted from each score.
-        rounded_about: score that lies at 0 where the squares were rounded: the origin for cells
-            taken one by one, c_q·c_k for a Gram matrix, which subtracts m from sums of squares.
-        dtype: of the arithmetic.
-    """
-
-    cells: int
-    shift: float
-    squares: float
-    origin: float = 0.0
+    cells: int  # how many there are
+    shift: float  # Σ (score − origin)
+    squares: float  # Σ (score − origin)²
+    origin: float = 0.0  # what is subtracted from each score
+    # Score that lies at 0 where the squares were rounded: the origin for cells taken one by one,
+    # c_q·c_k for a Gram matrix, which subtracts m from sums of squares.
     rounded_about: float = 0.0
-    dtype: torch.dtype = torch.float64
+    dtype: torch.dtype = torch.float64  # of the arithmetic
 
     @property
     def mean(self) -> float:
@@ -135,21 +121,13 @@ class CellSums:
 
 @dataclass(slots=True)
 class AugmentedRows:
-    """The augmented vectors of queries or of keys, the last tiles of them kept.
+    """The augmented vectors of queries or of keys, the last tiles of them kept."""
 
-    Attributes:
-        rows: queries or keys.
-        centre: float64 (d,), c of these.
-        other_centre: float64 (d,), c of the others.
-        minus: what is subtracted from the product with the other's centre.
-        one_first: whether the 1 comes before that product (queries).
-    """
-
-    rows: CentredRows
-    centre: torch.Tensor
-    other_centre: torch.Tensor
-    minus: float
-    one_first: bool
+    rows: CentredRows  # queries or keys
+    centre: torch.Tensor  # float64 (d,), c of these
+    other_centre: torch.Tensor  # float64 (d,), c of the others
+    minus: float  # what is subtracted from the product with the other's centre
+    one_first: bool  # whether the 1 comes before that product (queries)
     _tiles: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
 
     def pieces(self, at: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -180,17 +158,11 @@ class AugmentedRows:
 
 @dataclass(slots=True)
 class RunningGram:
-    """Σ b̃ b̃ᵀ over an interval [first, stop) of keys that moves.
+    """Σ b̃ b̃ᵀ over an interval [first, stop) of keys that moves."""
 
-    Attributes:
-        keys: the augmented vectors of the keys.
-        total: float64 (d + 2, d + 2).
-        first, stop: the interval.
-    """
-
-    keys: AugmentedRows
-    total: torch.Tensor = field(init=False)
-    first: int = 0
+    keys: AugmentedRows  # the augmented vectors of the keys
+    total: torch.Tensor = field(init=False)  # float64 (d + 2, d + 2)
+    first: int = 0  # the interval [first, stop)
     stop: int = 0
 
     def __post_init__(self) -> None:

@@ -245,18 +245,12 @@ class ClusterSums:
     """Sums over groups of samples, each group independent of the others.
 
     A group with n samples x, taken from a fixed reference, enters as u = (Σx², Σx, n).
-
-    Attributes:
-        groups: how many there are.
-        first: float64 (3,), Σ u over groups.
-        second: float64 (3, 3), Σ u uᵀ over groups.
-        fourth: float64 (9, 9), Σ (u ⊗ u)(u ⊗ u)ᵀ over groups.
     """
 
-    groups: int
-    first: NDArray[np.float64]
-    second: NDArray[np.float64]
-    fourth: NDArray[np.float64]
+    groups: int  # how many there are
+    first: NDArray[np.float64]  # float64 (3,), Σ u over groups
+    second: NDArray[np.float64]  # float64 (3, 3), Σ u uᵀ over groups
+    fourth: NDArray[np.float64]  # float64 (9, 9), Σ (u ⊗ u)(u ⊗ u)ᵀ over groups
 
     @classmethod
     def of(cls, samples: NDArray[np.float64], reference: float, counted: int) -> ClusterSums:

@@ -48,24 +48,16 @@ class ScaleCandidate:
 
 @dataclass(frozen=True, slots=True)
 class ScaleFit:
-    """Candidates, best first.
+    """Candidates, best first."""
 
-    Attributes:
-        source: what was fitted, weights or an output.
-        candidates: by residual, except that a named scale comes before the fitted value when that
-            leaves hardly less.
-        rows: query rows looked at that see a key, over all batches and heads.
-        rows_total: how many there are, an estimate where rows were sampled.
-        target_rms: root mean square of the given tensor on those rows, to judge residuals by.
-        reason: why there is no fitted value; None where there is one.
-    """
-
-    source: Target
+    source: Target  # what was fitted, weights or an output
+    # By residual, except that a named scale comes before the fitted value when that leaves hardly
+    # less.
     candidates: tuple[ScaleCandidate, ...]
-    rows: int
-    rows_total: int
-    target_rms: float
-    reason: str | None
+    rows: int  # query rows looked at that see a key, over all batches and heads
+    rows_total: int  # how many there are, an estimate where rows were sampled
+    target_rms: float  # root mean square of the given tensor on those rows, to judge residuals by
+    reason: str | None  # why there is no fitted value; None where there is one
 
     @property
     def unexplained(self) -> float:

@@ -87,19 +87,12 @@ class ScoreMoments:
 
 @dataclass(frozen=True, slots=True)
 class RowMoments:
-    """Mean and population covariance of some rows.
+    """Mean and population covariance of some rows."""
 
-    Attributes:
-        count: number of rows, ≥ 1.
-        mean: float64 (d,).
-        covariance: float64 (d, d).
-        dtype: of the arithmetic: float32 only where squares stay in its range.
-    """
-
-    count: int
-    mean: torch.Tensor
-    covariance: torch.Tensor
-    dtype: torch.dtype
+    count: int  # number of rows, ≥ 1
+    mean: torch.Tensor  # float64 (d,)
+    covariance: torch.Tensor  # float64 (d, d)
+    dtype: torch.dtype  # of the arithmetic: float32 only where squares stay in its range
 
     @property
     def mean_norm(self) -> float:
@@ -143,17 +136,13 @@ def _row_sums(rows: CentredRows, near: torch.Tensor, begin: int, finish: int) ->
 
 @dataclass(frozen=True, slots=True)
 class _AllPairs:
-    """The variance over all real pairs in three parts.
+    """The variance over all real pairs in three parts."""
 
-    Attributes:
-        interaction, query_mean, key_mean: tr(Σ_q Σ_k), q̄ᵀΣ_k q̄ and k̄ᵀΣ_q k̄.
-        isotropic: what they would add up to if rows varied as much in every direction: what
-            rounding is relative to.
-    """
-
-    interaction: float
-    query_mean: float
-    key_mean: float
+    interaction: float  # tr(Σ_q Σ_k)
+    query_mean: float  # q̄ᵀΣ_k q̄
+    key_mean: float  # k̄ᵀΣ_q k̄
+    # What they would add up to if rows varied as much in every direction: what rounding is relative
+    # to.
     isotropic: float
 
     @classmethod
