@@ -30,6 +30,7 @@ PAGES = {"README.md": README} | {
 
 # Not run here: they need files of the reader's own, or only stand for a command.
 OF_THE_READER = {
+    'attncli capture MODEL --text "…" -o qkv.safetensors',
     "attncli compute layer.safetensors --stage weights --rows 0,-1",
     "attncli mask --attn-mask mask.npy",
     "attncli entropy --weights attentions.pt",

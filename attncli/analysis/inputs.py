@@ -11,6 +11,7 @@ import torch
 
 from attncli.analysis.options import FileOptions, InputOptions, several
 from attncli.analysis.tensor_files import (
+    LAYOUT,
     ROLES,
     FileGroup,
     Labels,
@@ -81,6 +82,13 @@ class Group:
     def is_projected(self) -> bool:
         """Whether Q, K and V were computed from X."""
         return "x" in self.described
+
+    @property
+    def declared_heads(self) -> int | None:
+        """H, where the bundle says that its tensors are (B, H, S, d); None elsewhere."""
+        q = self.tensors["q"]
+        says = self.declared.get(LAYOUT) == Layout.BHSD and q.ndim == 4
+        return q.shape[1] if says else None
 
     @property
     def is_laid_out(self) -> bool:

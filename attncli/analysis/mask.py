@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.analysis.attention_arguments import as_array, read_keywords
-from attncli.analysis.tensor_files import FileGroup, groups_in, weights_in
+from attncli.analysis.tensor_files import LAYOUT, FileGroup, groups_in, weights_in
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place, undeclared_leaks
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Leak, leaks
@@ -199,7 +199,8 @@ def find_inputs(
             kinds[kinds.index(same)] = replace(same, groups=(*same.groups, one))
             continue
         shapes = {role: header.shape for role, (_, header) in one.roles.items()}
-        warnings += layout_doubts(shapes, layout, k_layout)
+        if one.declared.get(LAYOUT) != Layout.BHSD:
+            warnings += layout_doubts(shapes, layout, k_layout)
         kinds.append(MaskInputs((one,), lengths, declared, tuple(warnings)))
     if softmax and len(kinds) == 1 and len(groups) > 1:
         said = f"the {len(groups)} groups have one mask in common; the files read are of "

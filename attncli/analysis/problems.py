@@ -92,7 +92,7 @@ def problem_of(
             arguments.options,
             layout=Layout.BHSD if group.is_laid_out else inputs.layout,
             k_layout=None if group.is_laid_out else inputs.k_layout,
-            heads=inputs.heads,
+            heads=inputs.heads or group.declared_heads,
             kv_heads=inputs.kv_heads,
             precision=precision,
             device=device,

@@ -22,6 +22,8 @@ ROLES = ("q", "k", "v")
 ALL_GROUPS, LABELS = "*", "labels"
 # Which of the labels is that of the group's first key, where a cache has grown or let go of some.
 LABELS_FROM = "labels_from"
+# That tensors are (B, H, S, d), of which no shape makes doubt then.
+LAYOUT = "layout"
 # Options that a tensor may be the value of, and other names of such tensors.
 _ARRAYS = (Kind.ARRAY, Kind.IDS, Kind.LOGITS, Kind.MARKS)
 FROM_FILES = {name for name, told in OPTIONS.items() if told.kind in _ARRAYS}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import nullcontext, redirect_stderr
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,10 @@ def run(options: CaptureOptions, output: PrintOptions) -> None:
     models = _models()
     generates = options.generate is not None
     device = choose_device(options.device)
-    model = models.load(options.model, dtype=options.dtype, device=device, generates=generates)
+    # Libraries draw their progress on standard error, whoever reads it.
+    seen = not output.quiet and sys.stderr.isatty()
+    with nullcontext() if seen else redirect_stderr(StringIO()):
+        model = models.load(options.model, dtype=options.dtype, device=device, generates=generates)
     runs = _runs(options, model)
     with Capture(model.module, options.output, layers=layers, trace=options.trace) as recorded:
         for one in runs:

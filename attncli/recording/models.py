@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.utils import logging
 
 from attncli.errors import DataError, UsageError
 from attncli.files.reader import open_file
@@ -174,7 +174,7 @@ class Model:
             pad = getattr(self.tokenizer, "pad_token_id", None)
             ids = self.module.generate(**inputs, **wanted, do_sample=False, pad_token_id=pad)
         except _REFUSED as error:
-            raise self._refusal(error) from error
+            raise self._refusal(inputs, error) from error
         self._label_steps(run, capture, ids)
 
     def _label_steps(self, run: Run, capture: Capture, ids: torch.Tensor) -> None:
@@ -190,10 +190,10 @@ class Model:
         ids = run.inputs.get("decoder_input_ids")
         return None if ids is None else self.words(ids)
 
-    def _refusal(self, error: Exception) -> DataError:
+    def _refusal(self, inputs: Mapping[str, Any], error: Exception) -> DataError:
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
         advice = "«inputs» gives it arrays by the names of its keywords"
-        if "decoder_input" in str(error):
+        if self.is_two_sided and "decoder_input_ids" not in inputs:
             advice = "an encoder–decoder: «inputs» with decoder_input_ids too, or «generate»"
         name = type(self.module).__name__
         return DataError(
@@ -214,8 +214,8 @@ def load(source: str, *, dtype: str | None, device: torch.device, generates: boo
         DataError: there is no such model, or none that transformers reads.
         UsageError: what reads the file is not installed.
     """
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    for library in ("transformers", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)  # what is wrong is raised, too
     place, options = _place(source)
     options |= {"trust_remote_code": False}
     kind = "auto" if dtype is None else torch_dtype(dtype)

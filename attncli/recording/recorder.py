@@ -17,10 +17,11 @@ from attncli.analysis.tensor_files import (
     ALL_GROUPS,
     FROM_FILES,
     LABELS,
+    LAYOUT,
     HeldTensor,
     groups_in,
 )
-from attncli.attention.options import OPTIONS, Kind, Precision
+from attncli.attention.options import OPTIONS, Kind, Layout, Precision
 from attncli.attention.problem import make_problem
 from attncli.columns import column
 from attncli.errors import DataError, UsageError
@@ -273,7 +274,9 @@ class Recorder:
         self._arrays.clear()
         if self._stream is None:
             return
-        metadata = {name: {LABELS: rows} for name, rows in self.labels.items()}
+        metadata: dict[str, dict[str, Any]] = {ALL_GROUPS: {LAYOUT: str(Layout.BHSD)}}
+        for name, rows in self.labels.items():
+            metadata.setdefault(name, {})[LABELS] = rows
         names = {name: name for name in self._digests.values()}
         for at, entry in enumerate(self._entries):
             said = groups[entry.name]
@@ -313,8 +316,9 @@ def _warning(group: CapturedGroup) -> str:
 
 
 def rows_of(labels: LabelRows) -> list[Any]:
-    """Labels as metadata hold them."""
-    return [row if isinstance(row, str) else list(row) for row in labels]
+    """Labels as metadata hold them: those of a batch of one as they are."""
+    rows = [row if isinstance(row, str) else list(row) for row in labels]
+    return rows[0] if len(rows) == 1 and isinstance(rows[0], list) else rows
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[NDArray[Any]]:
