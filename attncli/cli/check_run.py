@@ -20,8 +20,7 @@ from attncli.attention.check.hypotheses import Hypothesis, check
 from attncli.attention.options import Precision
 from attncli.attention.problem import Problem
 from attncli.cli.commands import CheckOptions, OutputOptions
-from attncli.cli.output import Record, make_printer, write_result
-from attncli.cli.progress import progress
+from attncli.cli.output import Record, make_printer, progress, write_result
 from attncli.columns import columns_of
 from attncli.errors import CheckFailedError, UsageError, option_words
 from attncli.report.check import check_tables, pair_tables

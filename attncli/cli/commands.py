@@ -18,19 +18,25 @@ from attncli.report import Color, ColourScale, Format, Language, PageTheme, Pool
 
 
 @dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """How to output, and what to print where."""
+class PrintOptions:
+    """How to print, where «output» says where something else goes."""
 
     panel: ClassVar[str] = "Output"
 
     format: Format = option(Format.TABLE, "What to print.", names=("--format", "-f"))
-    output: str = option("-", "Where to print it.", "FILE|-", names=("--output", "-o"))
     digits: int = option(4, "Decimals in tables.", "N", minimum=0, maximum=17)
+    color: Color = option(Color.AUTO, "Colour in tables.")
+    quiet: bool = option(False, "No warnings and no progress.", names=("--quiet", "-q"))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions(PrintOptions):
+    """How to compute, and what to print where."""
+
+    output: str = option("-", "Where to print it.", "FILE|-", names=("--output", "-o"))
     unit: Unit = option(Unit.BITS, "Unit of entropy in tables.")
     precision: Precision = option(Precision.AUTO, "auto: float64 up to 2²⁶ scores.")
     device: str = option("auto", "Where torch computes.", "auto|cpu|cuda[:N]")
-    color: Color = option(Color.AUTO, "Colour in tables.")
-    quiet: bool = option(False, "No warnings and no progress.", names=("--quiet", "-q"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,18 +361,6 @@ class CaptureOptions:
     device: str = option("auto", "Where to run it.", "auto|cpu|cuda[:N]")
     trace: bool = option(False, "Follow softmax that a model writes out, too (BLOOM, DeBERTa).")
     strict: bool = option(False, "Exit 3 if the self-check of a layer fails.")
-
-
-@dataclass(frozen=True, slots=True)
-class PrintOptions:
-    """How to print what was done, where «output» says where the work itself goes."""
-
-    panel: ClassVar[str] = "Output"
-
-    format: Format = option(Format.TABLE, "What to print.", names=("--format", "-f"))
-    digits: int = option(4, "Decimals in tables.", "N", minimum=0, maximum=17)
-    color: Color = option(Color.AUTO, "Colour in tables.")
-    quiet: bool = option(False, "No warnings and no progress.", names=("--quiet", "-q"))
 
 
 def capture(options: CaptureOptions, output: PrintOptions) -> None:

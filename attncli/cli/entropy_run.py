@@ -18,8 +18,7 @@ from attncli.attention.stages import select
 from attncli.attention.streaming.heads import HeadStatistics, Thresholds, draw_rows
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
 from attncli.cli.commands import EntropyOptions, OutputOptions
-from attncli.cli.output import make_printer, write_result
-from attncli.cli.progress import progress
+from attncli.cli.output import make_printer, progress, write_result
 from attncli.columns import Column
 from attncli.errors import CheckFailedError, UsageError
 from attncli.report import Format

@@ -1,11 +1,14 @@
-"""The way out of every command: where it prints, what it prints."""
+"""The way out of every command: where it prints, what it prints, and how far it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from attncli.cli.commands import OutputOptions
 from attncli.columns import Column
@@ -63,3 +66,21 @@ def write_result(
         )
     else:
         printer.show(*show(list(records)))
+
+
+@contextmanager
+def progress(printer: Printer, total: int, what: str) -> Iterator[Callable[[int], None] | None]:
+    """A function that is told how much more is done, or None where nobody would see it.
+
+    Args:
+        printer: whose quietness counts.
+        total: how much there is to do.
+        what: what is being done, for the line.
+    """
+    if printer.quiet or not sys.stderr.isatty() or total <= 0:
+        yield None
+        return
+    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
