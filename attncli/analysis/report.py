@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from attncli.analysis.entropy import ChosenHeads, Record, head_record, measure
 from attncli.attention.maps import HeadMap, HeadMaps, MapShape, Plan, map_of, plan_maps, together
-from attncli.attention.streaming.heads import HeadStatistics, Thresholds
+from attncli.attention.streaming.heads import Thresholds
 from attncli.attention.streaming.stream import Wanted, planned_cells
 from attncli.errors import DataError, UsageError
 
@@ -22,15 +22,12 @@ class ReportedHeads:
     Attributes:
         chosen: where they came from; its selection has one batch.
         records: one a head, with the columns of `attncli.analysis.entropy.HEAD`.
-        nearest: of each head that is mixed the label that it is nearest to, and the share of its
-            threshold that it reaches; None for others.
         maps: of all of them.
         detailed: indices of those of which the plan keeps more than thumbnails; None for all.
     """
 
     chosen: ChosenHeads
     records: tuple[Record, ...]
-    nearest: tuple[tuple[str, float] | None, ...]
     maps: HeadMaps
     detailed: tuple[int, ...] | None = None
 
@@ -127,20 +124,13 @@ def _measured(
     bins = plan.bins_of(shape.q_len, shape.k_len, sink_keys)
     wanted = Wanted(per_key=True, sink_keys=sink_keys, bins=bins)
     records: list[Record] = []
-    nearest: list[tuple[str, float] | None] = []
     maps: list[HeadMap] = []
     problem, selection = chosen.problem, chosen.selection
     for rows, statistics in measure(problem, selection, wanted, thresholds, advance=advance):
         records.append(head_record(chosen, rows, statistics))
-        nearest.append(_nearest(statistics))
         maps.append(map_of(rows, bins))
     whole = together(problem, selection.batches[0], selection.heads, bins, maps)
-    return ReportedHeads(chosen, tuple(records), tuple(nearest), whole)
-
-
-def _nearest(statistics: HeadStatistics) -> tuple[str, float] | None:
-    label, score = statistics.nearest_label, statistics.label_score
-    return None if label is None or score is None else (label, 1 - score)
+    return ReportedHeads(chosen, tuple(records), whole)
 
 
 def _most_telling(groups: Sequence[Sequence[Record]], count: int) -> list[tuple[int, int]]:

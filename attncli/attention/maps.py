@@ -7,7 +7,7 @@ short problems a block is a cell.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -63,6 +63,12 @@ class MapShape:
         """Blocks of all heads, with at most so many bins a side."""
         return self.heads * min(self.q_len, bins) * min(self.k_len, bins)
 
+    def bytes(self, bins: int, planes: int, encoding: Encoding) -> float:
+        """Of so many planes, of what is kept of single queries and keys, and of the corner."""
+        single = min(self.q_len, bins) + min(self.k_len, bins) + CORNER**2
+        weights = self.cells(bins) * planes * encoding.width
+        return (weights + 4 * self.heads * single) * BASE64
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -99,32 +105,25 @@ def plan_maps(shapes: Sequence[MapShape], budget: float) -> Plan | None:
         budget: bytes.
     """
 
-    def size(bins: int, planes: int, encoding: Encoding) -> float:
-        cells = sum(shape.cells(bins) for shape in shapes)
-        return (cells * planes * encoding.width + 4 * strips(bins)) * BASE64
-
-    def strips(bins: int) -> int:
-        """Numbers of single queries and keys, and scores of the first."""
-        lengths = ((s.heads, min(s.q_len, bins) + min(s.k_len, bins)) for s in shapes)
-        return sum(heads * (length + CORNER**2) for heads, length in lengths)
-
     longest = max(max(shape.q_len, shape.k_len) for shape in shapes)
     if longest <= MOST_EXACT:
         for encoding in Encoding:
-            if size(longest, 1, encoding) <= budget:
+            if sum(shape.bytes(longest, 1, encoding) for shape in shapes) <= budget:
                 return Plan(longest, encoding, False)
+    packed = Encoding.U2SQRT
     for planes in (2, 1):
         for bins in range(MOST_BINS, FEWEST_BINS - 1, -1):
-            if size(bins, planes, Encoding.U2SQRT) <= budget:
-                return Plan(bins, Encoding.U2SQRT, planes == 2)
+            if sum(shape.bytes(bins, planes, packed) for shape in shapes) <= budget:
+                return Plan(bins, packed, planes == 2)
     for thumbnail in THUMBNAILS:
-        taken = size(thumbnail, 1, Encoding.U2SQRT)
+        taken = sum(shape.cells(thumbnail) for shape in shapes) * packed.width * BASE64
         if taken <= SHARE_OF_THUMBNAILS * budget:
             bins = min(BESIDE_THUMBNAILS, longest)
+            planes = 1 if bins == longest else 2
+            each = max(replace(shape, heads=1).bytes(bins, planes, packed) for shape in shapes)
             heads = sum(shape.heads for shape in shapes)
-            each = size(bins, 2, Encoding.U2SQRT) / heads
-            detailed = int((budget - taken) // each)
-            return Plan(bins, Encoding.U2SQRT, True, thumbnail, min(heads, detailed))
+            detailed = min(heads, int((budget - taken) // each))
+            return Plan(bins, packed, planes == 2, thumbnail, detailed)
     return None
 
 

@@ -144,7 +144,6 @@ def _page_group(
         batch=found.batch,
         problem=problem,
         records=found.records,
-        nearest=found.nearest,
         maps=found.maps,
         detailed=found.detailed,
         tokens=tokens,

@@ -35,7 +35,6 @@ from attncli.report.palette import Theme, diverging, hexes, sequential
 from attncli.report.table import scale_text
 
 Record = dict[str, Any]
-Nearest = tuple[str, float] | None
 
 SCHEMA = 1
 HERE = Path(__file__).parent
@@ -83,7 +82,6 @@ class PageGroup:
         batch: which batch they are of.
         problem: what they are heads of.
         records: one a head.
-        nearest: of mixed heads the nearest label and how near, 0 to 1.
         maps: of all of them.
         detailed: indices of those whose maps are kept; None for all.
         tokens: one per key; None for none.
@@ -98,7 +96,6 @@ class PageGroup:
     batch: int
     problem: Problem
     records: Sequence[Record]
-    nearest: Sequence[Nearest]
     maps: HeadMaps
     detailed: Sequence[int] | None
     tokens: Sequence[str] | None
@@ -347,16 +344,10 @@ def _table(page: Page, words: Words) -> _Table:
         (column.key, words.heading(column), column.key not in ("source", "group", "label"))
         for column in columns
     ]
-    nearest = [each for group in page.groups for each in group.nearest]
     rows = []
-    for record, near in zip(records[:TABLE_ROWS], nearest, strict=False):
-        cells = [_cell(column, record[column.key]) for column in columns]
-        rows.append(
-            [
-                _label(record, near, words) if c.key == "label" else text
-                for c, text in zip(columns, cells, strict=True)
-            ]
-        )
+    for record in records[:TABLE_ROWS]:
+        label = _label(record, words)
+        rows.append([label if c.key == "label" else _cell(c, record[c.key]) for c in columns])
     return _Table(headings, rows, len(records) - len(rows))
 
 
@@ -381,13 +372,14 @@ def _cell(column: Column, value: Any) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
 
 
-def _label(record: Record, near: Nearest, words: Words) -> dict[str, Any]:
-    if record["label"] is None:
+def _label(record: Record, words: Words) -> dict[str, Any]:
+    """The label with its place among all, which has a colour, and what a mixed head is near."""
+    label, near = record["label"], record["nearest_label"]
+    if label is None:
         return {"order": "", "text": "–", "near": ""}
-    labels = list(Label)
-    told = words.text("label.near", label=words.text(f"label.{near[0]}")) if near else ""
-    text = words.text(f"label.{record['label']}")
-    return {"order": labels.index(Label(record["label"])), "text": text, "near": told}
+    told = words.text("label.near", label=words.text(f"label.{near}")) if near else ""
+    order = list(Label).index(Label(label))
+    return {"order": order, "text": words.text(f"label.{label}"), "near": told}
 
 
 # ── what scripts read ────────────────────────────────────────────────────────────────────────
@@ -431,14 +423,16 @@ def _heads(page: Page) -> dict[str, list[Any]]:
     """Numbers of all heads, column by column."""
     order = {str(label): number for number, label in enumerate(Label)}
     records = page.records
-    nearest = [each for group in page.groups for each in group.nearest]
     columns: dict[str, list[Any]] = {
         "group": [number for number, group in enumerate(page.groups) for _ in group.records],
         "head": [record["head"] for record in records],
         "label": [order.get(str(record["label"])) for record in records],
         "label_score": [_number(record["label_score"]) for record in records],
-        "nearest": [None if near is None else order[near[0]] for near in nearest],
-        "nearest_score": [None if near is None else _number(near[1]) for near in nearest],
+        "nearest": [order.get(str(record["nearest_label"])) for record in records],
+        "nearest_score": [
+            None if record["nearest_label"] is None else _number(1 - record["label_score"])
+            for record in records
+        ],
     }
     return columns | {key: [_number(record[key]) for record in records] for key in DRAWN}
 
@@ -475,8 +469,8 @@ def _group(page: Page, number: int, name: str, tokens: list[list[list[str]]]) ->
         },
         "maps": _maps(group, plan),
         "keys": _floats(maps.keys[:1] if alike else maps.keys),
-        "rows": _floats(maps.entropy),
-        "mass": _floats(maps.mass),
+        "rows": _floats(maps.entropy[_kept(group)]),
+        "mass": _floats(maps.mass[_kept(group)]),
         "pooled": maps.pooled,
         "commands": {"compute": group.compute, "entropy": group.entropy},
     }
@@ -490,11 +484,15 @@ def _group(page: Page, number: int, name: str, tokens: list[list[list[str]]]) ->
     return found
 
 
+def _kept(group: PageGroup) -> Any:
+    """An index of the heads of which maps are kept."""
+    return slice(None) if group.detailed is None else list(group.detailed)
+
+
 def _maps(group: PageGroup, plan: Plan) -> dict[str, Any]:
-    chosen = slice(None) if group.detailed is None else list(group.detailed)
-    planes = {"mean": group.maps.mean[chosen]}
+    planes = {"mean": group.maps.mean[_kept(group)]}
     if plan.with_largest and group.maps.pooled:
-        planes["max"] = group.maps.largest[chosen]
+        planes["max"] = group.maps.largest[_kept(group)]
     packed = {name: _packed(plane, plan.encoding) for name, plane in planes.items()}
     heads = None if group.detailed is None else list(group.detailed)
     return {"encoding": str(plan.encoding), "heads": heads} | packed

@@ -73,10 +73,14 @@ class View {
   has(head) {
     return this.heads === null || this.heads.includes(head);
   }
+  /** What an array that holds so many numbers of each of these heads has of one of them. */
+  part(values, size, head) {
+    const at = size * (this.heads ? this.heads.indexOf(head) : head);
+    return values.subarray(at, at + size);
+  }
   /** Weights of a head, row by row; −1 where the mask hides a cell. */
   weights(head, how = "mean") {
-    const at = this.size * (this.heads ? this.heads.indexOf(head) : head);
-    return this.planes[how]().subarray(at, at + this.size);
+    return this.part(this.planes[how](), this.size, head);
   }
 }
 
@@ -105,10 +109,10 @@ class Group {
     return this.seen[this.seen.length > q.count ? head * q.count + bin : bin];
   }
   entropiesOf(head) {
-    return this.entropies.subarray(head * this.full.q.count).subarray(0, this.full.q.count);
+    return this.full.part(this.entropies, this.full.q.count, head);
   }
   massesOf(head) {
-    return this.masses.subarray(head * this.full.k.count).subarray(0, this.full.k.count);
+    return this.full.part(this.masses, this.full.k.count, head);
   }
 }
 

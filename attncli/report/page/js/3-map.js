@@ -90,10 +90,12 @@ function drawMap() {
   const scale = scaleOf(h, v, S.how);
   paint($("cells"), h, v, S.how, scale);
   if (places.cell >= 34) figures(h, v, scale);
-  const [masses, entropies] = [g.massesOf(h.local), g.entropiesOf(h.local)];
-  for (const id of ["top", "right"]) $(id).hidden = v !== g.full; // they have their own bins
-  bars($("top"), masses, Math.max(...masses.subarray(S.skip).filter(x => x >= 0)), true);
-  bars($("right"), entropies, Math.log2(Math.max(2, ...g.seen)));
+  for (const id of ["top", "right"]) $(id).hidden = v !== g.full; // small pictures have none
+  if (v === g.full) {
+    const masses = g.massesOf(h.local);
+    bars($("top"), masses, Math.max(...masses.subarray(S.skip).filter(x => x >= 0)), true);
+    bars($("right"), g.entropiesOf(h.local), Math.log2(Math.max(2, ...g.seen)));
+  }
   const ramp = scale.ramp[theme()];
   $("legend").style.backgroundImage =
     `linear-gradient(to right, ${range(33).map(i => colour(ramp, i / 32))})`;
