@@ -55,13 +55,14 @@ LIGHT = (
 )
 HEAVY = {"numpy", "rich", "torch"}
 # `mask` and `inspect` promise to do without torch, so does whatever they import.
-WITHOUT_TORCH = ("attention.masks", "attention.options", "files", "report.mask")
+WITHOUT_TORCH = ("attention.masks", "attention.options", "files", "report.canvas", "report.mask")
 WITH_TORCH = {"attncli.files.torch_tensors"}
 # Where an import is put off on purpose, and what for.
 PUT_OFF = {
     "attncli.cli.commands": "what a command does, of which help has no use",
     "attncli": "a public name, loaded with its first use",
     "attncli.cli.capture_run": "transformers, an extra",
+    "attncli.report.drawing": "matplotlib, which pictures alone need, and not everybody has",
     "attncli.files.reader": "torch, for which a .pt file alone has use",
 }
 # Options are spelt there alone: everything else names fields, and each caller hears its own way.

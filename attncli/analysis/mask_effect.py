@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from attncli.attention import steps
 from attncli.attention.masks.mask import Mask
+from attncli.attention.pooling import Pool
 from attncli.attention.problem import Problem
 from attncli.attention.stages import Stage, select, stage_blocks
 from attncli.columns import column
@@ -43,8 +44,28 @@ class RowEffect:
     top_after: int | None = column("after", description="None for an empty row")
 
 
-def effect_on_problem(problem: Problem) -> Iterator[RowEffect]:
-    """Of the mask of a problem on its own logits; sinks are left out."""
+@dataclass(frozen=True, slots=True)
+class EffectMaps:
+    """Weights of the first batch and head without and with a mask, and what it shows, pooled."""
+
+    before: Pool
+    visible: Pool
+    after: Pool
+
+    @classmethod
+    def of(cls, mask: Mask, most: int) -> EffectMaps:
+        """Empty ones, of at most so many places each way."""
+        view = mask.head(0, 0)
+        return cls(*(Pool.of(view.rows, view.k_len, most) for _ in range(3)))
+
+
+def effect_on_problem(problem: Problem, maps: EffectMaps | None = None) -> Iterator[RowEffect]:
+    """Of the mask of a problem on its own logits; sinks are left out.
+
+    Args:
+        problem: the whole.
+        maps: filled on the way, if there are any.
+    """
     before = Stage.SCALED if problem.softcap is None else Stage.CAPPED
     blocks = stage_blocks(problem, [before, Stage.MASKED], select(problem))
     for plain, masked in zip(blocks, blocks, strict=True):
@@ -52,15 +73,18 @@ def effect_on_problem(problem: Problem) -> Iterator[RowEffect]:
         real = plain.real
         rows = [row for row, is_real in zip(plain.rows, real.tolist(), strict=True) if is_real]
         values = (tensor[real] for tensor in (plain.values, masked.values, masked.visible))
-        yield from _effects((plain.batch, plain.head), rows, *values)
+        yield from _effects((plain.batch, plain.head), rows, maps, *values)
 
 
-def effect_on_scores(scores: NDArray[Any], mask: Mask) -> Iterator[RowEffect]:
+def effect_on_scores(
+    scores: NDArray[Any], mask: Mask, maps: EffectMaps | None = None
+) -> Iterator[RowEffect]:
     """Of a mask on given logits.
 
     Args:
         scores: real (B, H, S_q, S_k), what softmax would be given without the mask.
         mask: on the host; its additive values and ALiBi count.
+        maps: filled on the way, if there are any.
     """
     for batch, head in np.ndindex(scores.shape[:2]):
         one = mask.head(batch, head)
@@ -75,12 +99,14 @@ def effect_on_scores(scores: NDArray[Any], mask: Mask) -> Iterator[RowEffect]:
                 bias=None if bias is None else torch.tensor(bias),
             )
             queries = range(rows.start, rows.stop)
-            yield from _effects((batch, head), queries, found.scaled, found.masked, found.visible)
+            parts = found.scaled, found.masked, found.visible
+            yield from _effects((batch, head), queries, maps, *parts)
 
 
 def _effects(
     place: tuple[int, int],
     queries: Sequence[int],
+    maps: EffectMaps | None,
     plain: torch.Tensor,
     masked: torch.Tensor,
     visible: torch.Tensor,
@@ -88,6 +114,10 @@ def _effects(
     """One a query, of logits (rows, S_k) without and with the mask."""
     everything = torch.ones_like(visible)
     before, after = (steps.softmax(*x) for x in ((plain, everything), (masked, visible)))
+    if maps is not None and place == (0, 0):
+        maps.before.add(queries, before.weights)
+        maps.visible.add(queries, visible)
+        maps.after.add(queries, after.weights, visible)
     removed = torch.where(visible, 0.0, before.weights).sum(-1)
     moved = (after.weights - before.weights).abs().sum(-1) / 2
     rows = zip(queries, removed.tolist(), moved.tolist(), _told(before), _told(after), strict=True)

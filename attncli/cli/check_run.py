@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from attncli.analysis.attention_arguments import NONE
 from attncli.analysis.check import listed, require_candidates
 from attncli.analysis.inputs import describe, read_tensor
-from attncli.analysis.options import AttentionWords, FileOptions, defaults_of
+from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.analysis.problems import GroupProblem, load_problem
 from attncli.attention.check.candidate import Candidate, Target, read_candidate
 from attncli.attention.check.compare import Comparison, compare_pair
@@ -20,16 +20,14 @@ from attncli.attention.check.hypotheses import Hypothesis, check
 from attncli.attention.options import Precision
 from attncli.attention.problem import Problem
 from attncli.cli.commands import CheckOptions, OutputOptions
-from attncli.cli.output import Record, make_printer, progress, write_result
+from attncli.cli.output import Record, command_words, make_printer, progress, write_result
 from attncli.columns import columns_of
-from attncli.errors import CheckFailedError, UsageError, option_words
+from attncli.errors import CheckFailedError, UsageError
 from attncli.report.check import check_tables, pair_tables
 from attncli.report.printer import Printer
 
 # Cells that take seconds.
 WORTH_WATCHING = 1 << 25
-# How results are printed decides nothing about them, and whoever verifies looks at a table.
-_PRINTING = {"format", "output", "digits", "unit", "color", "quiet"}
 # Hides, caps and adds nothing that float64 would show.
 _NO_SOFTCAP, _NO_SINK = 1e9, -1e4
 
@@ -191,14 +189,7 @@ def _command_words(
                 changes[name] = problem.sizes.k_len
     if "attn_mask" in changes:
         changes |= {"mask_true": None, "hide_below": None}
-    words = ["attncli", "check"]
-    for options in given:
-        for name, default in defaults_of(options).items():
-            value = changes.get(name, getattr(options, name))
-            if value == default or (isinstance(options, OutputOptions) and name in _PRINTING):
-                continue
-            words += value if name == "files" else option_words(name, value)
-    return words
+    return command_words("check", given, changes)
 
 
 def _undone(name: str, problem: Problem) -> Any:

@@ -40,6 +40,13 @@ class OutputOptions(PrintOptions):
 
 
 @dataclass(frozen=True, slots=True)
+class PlotOptions(OutputOptions):
+    """The same for commands whose results make a picture."""
+
+    plot: str | None = option(None, "Draw it, too.", "FILE.png|svg|pdf")
+
+
+@dataclass(frozen=True, slots=True)
 class ComputeOptions:
     """What of the stages to look at."""
 
@@ -66,7 +73,7 @@ class ComputeOptions:
 
 
 def compute(
-    inputs: InputOptions, words: AttentionWords, options: ComputeOptions, output: OutputOptions
+    inputs: InputOptions, words: AttentionWords, options: ComputeOptions, output: PlotOptions
 ) -> None:
     """Compute attention stage by stage: scores, scaled, masked, weights, output.
 
@@ -107,7 +114,7 @@ class EntropyOptions:
 
 
 def entropy(
-    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, output: OutputOptions
+    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, output: PlotOptions
 ) -> None:
     """Measure every head: entropy, effective keys, largest weight and logit, sink mass.
 
@@ -175,7 +182,7 @@ class MaskOptions:
     max_values: int = option(65_536, "JSON: leave out larger masks' values.", "N", minimum=0)
 
 
-def mask(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> None:
+def mask(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> None:
     """Build a mask, or say what a given one lets through and what it is.
 
     The options that shape attention build it; --attn-mask FILE is recognised: causal (which
@@ -232,7 +239,7 @@ def variance(
     words: AttentionWords,
     experiment: ExperimentOptions,
     audit: AuditOptions,
-    output: OutputOptions,
+    output: PlotOptions,
 ) -> None:
     """Measure the variance of q·k that makes 1/√d_k necessary.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,14 +19,15 @@ from attncli.analysis.attention_arguments import arguments_record
 from attncli.analysis.compute import StagesAsked, ask_stages
 from attncli.analysis.inputs import Group, load_groups
 from attncli.analysis.options import AttentionWords, InputOptions, integers, several
+from attncli.analysis.pictures import DRAWN_STAGES, MOST_HEADS, StageMaps, stage_maps
 from attncli.analysis.problems import GroupProblem, problem_of
 from attncli.attention.options import Layout
 from attncli.attention.problem import cost_of
 from attncli.attention.stages import Block, Stage, StageResult
 from attncli.attention.steps import entropy_of_weights
 from attncli.attention.walkthrough import walk_through
-from attncli.cli.commands import ComputeOptions, OutputOptions
-from attncli.cli.output import make_printer
+from attncli.cli.commands import ComputeOptions, PlotOptions
+from attncli.cli.output import make_printer, write_picture
 from attncli.errors import UsageError
 from attncli.files.limits import require_memory
 from attncli.files.text import shown
@@ -43,6 +44,7 @@ from attncli.report.heatmap import (
     names_of_rows,
 )
 from attncli.report.printer import Printer, document, heading, paragraph
+from attncli.report.table import labels_of_batch
 
 # What a value that is kept takes on its way to a table or to JSON: tensors, objects and text.
 BYTES_A_VALUE = 120
@@ -60,7 +62,7 @@ class GroupStages:
 
 
 def run(
-    inputs: InputOptions, words: AttentionWords, options: ComputeOptions, output: OutputOptions
+    inputs: InputOptions, words: AttentionWords, options: ComputeOptions, output: PlotOptions
 ) -> None:
     """Compute what is asked for of every group, and print it."""
     groups = load_groups(inputs, example=True)
@@ -75,6 +77,10 @@ def run(
         printer.warn(one.made.warnings)
     if options.save is not None and inputs.layout is not Layout.BHSD:
         printer.note(f"{options.save} is (B, H, S, d) whatever --layout says of the inputs")
+    given = inputs, words, options, output
+    write_picture(
+        "compute", given, printer, lambda plots, title: _draw(plots, title, asked, output)
+    )
     in_words = options.explain and output.format is Format.TABLE
     if in_words or options.heatmap or output.format in (Format.CSV, Format.NDJSON):
         if options.save is not None:
@@ -100,7 +106,7 @@ def _asked(
     inputs: InputOptions,
     words: AttentionWords,
     options: ComputeOptions,
-    output: OutputOptions,
+    output: PlotOptions,
 ) -> GroupStages:
     made = problem_of(group, inputs, words, output.precision, output.device)
     names = [str(Stage.WEIGHTS)] if options.heatmap else None
@@ -118,6 +124,27 @@ def _asked(
         output_projection=group.output_projection,
     )
     return GroupStages(made, asked)
+
+
+def _draw(plots: Any, title: str, asked: list[GroupStages], output: PlotOptions) -> Any:
+    """A picture of the stages of the first heads, of all groups that have the same.
+
+    Raises:
+        UsageError: none of the stages is a map.
+    """
+    found: list[tuple[str, Sequence[str] | None, StageMaps]] = []
+    for one in asked:
+        for maps in stage_maps(one.asked) if len(found) < MOST_HEADS else ():
+            labels = labels_of_batch(one.made.group.labels, maps.batch)
+            if not found or found[0][2].maps.keys() == maps.maps.keys():
+                found.append((one.made.group.name, labels, maps))
+    if not found or not found[0][2].maps:
+        raise UsageError("--plot", f"expected some of {', '.join(DRAWN_STAGES)}, got none of them")
+    selections = [one.asked.selection for one in asked]
+    heads = sum(len(some.batches) * len(some.heads) for some in selections)
+    if heads > MOST_HEADS:
+        title += f" · {MOST_HEADS} of {heads} heads"
+    return plots.stage_picture(title, found[:MOST_HEADS], output.digits)
 
 
 # ── computing and saving ─────────────────────────────────────────────────────────────────────
@@ -184,7 +211,7 @@ def _document(
     asked: list[GroupStages],
     results: list[Results],
     options: ComputeOptions,
-    output: OutputOptions,
+    output: PlotOptions,
     printer: Printer,
 ) -> Iterator[str]:
     """The JSON document: one group as it stands, several by name."""
@@ -208,7 +235,7 @@ def _document(
 
 
 def _data(
-    one: GroupStages, found: Results, options: ComputeOptions, output: OutputOptions
+    one: GroupStages, found: Results, options: ComputeOptions, output: PlotOptions
 ) -> dict[str, Any]:
     explained: dict[str, Any] = {}
     if options.explain:
@@ -237,7 +264,7 @@ def _tables(
     one: GroupStages,
     found: Results,
     options: ComputeOptions,
-    output: OutputOptions,
+    output: PlotOptions,
     printer: Printer,
 ) -> Iterator[RenderableType]:
     problem = one.made.problem
@@ -260,7 +287,7 @@ def _tables(
 
 
 def _view(
-    one: GroupStages, options: ComputeOptions, output: OutputOptions, printer: Printer
+    one: GroupStages, options: ComputeOptions, output: PlotOptions, printer: Printer
 ) -> report.StageView:
     return report.StageView(
         one.asked.problem,
@@ -322,7 +349,7 @@ def _told(value: Any) -> str:
 
 
 def _heat_maps(
-    asked: list[GroupStages], options: ComputeOptions, output: OutputOptions, printer: Printer
+    asked: list[GroupStages], options: ComputeOptions, output: PlotOptions, printer: Printer
 ) -> Iterator[RenderableType]:
     """Pictures of stages: a terminal has lines for some heads of each, elsewhere all are drawn."""
     pictures = [(one, stage) for one in asked for stage in one.asked.stages]
@@ -357,7 +384,7 @@ def _heat_maps(
 # ── the walk through the stages, all at once or one key press at a time ──────────────────────
 
 
-def _refuse_where_useless(step: bool, printer: Printer, output: OutputOptions) -> None:
+def _refuse_where_useless(step: bool, printer: Printer, output: PlotOptions) -> None:
     """Refuse formats that have no room for prose, and waiting where nobody can answer."""
     if output.format in (Format.CSV, Format.NDJSON):
         raise UsageError("--explain", f"expected --format table or json, got {output.format}")
@@ -370,7 +397,7 @@ def _refuse_where_useless(step: bool, printer: Printer, output: OutputOptions) -
 
 
 def _explain(
-    asked: list[GroupStages], options: ComputeOptions, output: OutputOptions, printer: Printer
+    asked: list[GroupStages], options: ComputeOptions, output: PlotOptions, printer: Printer
 ) -> None:
     """Print what each stage is for and what it did to these numbers."""
     pages: list[list[RenderableType]] = []
@@ -385,7 +412,7 @@ def _explain(
         printer.show(*(part for page in pages for part in page))
 
 
-def _steps(one: GroupStages, output: OutputOptions) -> list[Step]:
+def _steps(one: GroupStages, output: PlotOptions) -> list[Step]:
     """Compute the facts and put them into words."""
     x, projection = one.made.group.described.get("x"), one.asked.output_projection
     return explain_steps(

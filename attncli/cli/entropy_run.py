@@ -13,12 +13,13 @@ from attncli.analysis import entropy as analysis
 from attncli.analysis.entropy import ChosenHeads, GroupPlace, Record
 from attncli.analysis.inputs import load_groups, load_weights
 from attncli.analysis.options import AttentionWords, InputOptions, floats, integers, several
+from attncli.analysis.pictures import head_curves
 from attncli.analysis.problems import GroupProblem, inputs_record, params_record, problem_of
 from attncli.attention.stages import select
 from attncli.attention.streaming.heads import HeadStatistics, Thresholds, draw_rows
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
-from attncli.cli.commands import EntropyOptions, OutputOptions
-from attncli.cli.output import make_printer, progress, write_result
+from attncli.cli.commands import EntropyOptions, PlotOptions
+from attncli.cli.output import make_printer, progress, write_picture, write_result
 from attncli.columns import Column
 from attncli.errors import CheckFailedError, UsageError
 from attncli.report import Format
@@ -33,10 +34,10 @@ NUMBERS = {column.key: column for column in analysis.NUMBERS_OF_HEADS}
 
 
 def run(
-    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, output: OutputOptions
+    inputs: InputOptions, words: AttentionWords, options: EntropyOptions, output: PlotOptions
 ) -> None:
     """Print what is asked for, then fail where a head is as `--fail-on` says."""
-    _check_options(options, words)
+    _check_options(options, words, plot=output.plot is not None)
     failures = _failures(options.fail_on)
     thresholds = analysis.thresholds_typed(options.label_limit, "--label-limit")
     if "nan" in failures:
@@ -55,7 +56,14 @@ def run(
         _require_one_head(chosen)
     # Where records run down the same terminal, a bar would be drawn across them.
     silent = output.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
-    measured = _measured(chosen, options, thresholds, printer, silent)
+    keys_drawn = output.plot is not None and not (
+        options.per_row or options.histogram or options.grid is not None
+    )
+    shown = replace(options, per_key=options.per_key or keys_drawn)
+    measured = _measured(chosen, shown, thresholds, printer, silent)
+    drawn: list[Record] = []
+    if output.plot is not None:
+        measured = _drawn(measured, drawn, rows=options.histogram)
     style = report.Style(printer, output.digits, output.unit, analysis.limits_of(thresholds))
     tokens = _tokens(made)
     heads: list[Record] = []
@@ -70,7 +78,45 @@ def run(
         params=params_record(made) | _params(options, thresholds),
         show=draw,
     )
+    given = inputs, words, options, output
+    write_picture(
+        "entropy",
+        given,
+        printer,
+        lambda plots, title: _draw(plots, title, drawn, options, style, tokens),
+    )
     _judge(heads, failures)
+
+
+def _drawn(measured: Measured, drawn: list[Record], *, rows: bool) -> Measured:
+    """The same, on whose way the records of heads are kept with what runs along the sequence."""
+    for some, found, statistics in measured:
+        record = analysis.head_record(some, found, statistics)
+        record["curves"] = head_curves(found, some.problem.sizes.q_len)
+        record["entropies"] = found.entropy_nats.cpu().numpy() if rows else None
+        drawn.append(record)
+        yield some, found, statistics
+
+
+def _draw(
+    plots: Any,
+    title: str,
+    drawn: list[Record],
+    options: EntropyOptions,
+    style: report.Style,
+    tokens: report.Tokens,
+) -> Any:
+    """A picture of what is asked for."""
+    labels = report.common_labels(drawn, tokens)
+    if options.grid is not None:
+        return plots.grid_picture(title, drawn, NUMBERS[options.grid], style.digits)
+    if options.histogram:
+        return plots.histogram_picture(title, drawn[0]["entropies"], style.unit)
+    if options.per_row:
+        return plots.rows_picture(title, drawn, style.unit)
+    if options.per_key:
+        return plots.keys_picture(title, drawn, labels)
+    return plots.entropy_picture(title, drawn, style.unit, labels, options.sink_keys)
 
 
 def _tell_sums(made: Sequence[GroupProblem], printer: Printer) -> None:
@@ -82,7 +128,7 @@ def _tell_sums(made: Sequence[GroupProblem], printer: Printer) -> None:
         printer.note(f"rows of weights sum to 1 within {off:.2g}")
 
 
-def _check_options(options: EntropyOptions, words: AttentionWords) -> None:
+def _check_options(options: EntropyOptions, words: AttentionWords, *, plot: bool) -> None:
     """Refuse combinations in which an option would do nothing."""
     views = {
         "--per-row": options.per_row,
@@ -94,6 +140,7 @@ def _check_options(options: EntropyOptions, words: AttentionWords) -> None:
     asked = [option for option, given in views.items() if given]
     if len(asked) > 1:
         raise UsageError(asked[1], f"expected one view, got {' and '.join(asked)}")
+    asked += ["--plot"] if plot else []
     if options.top is not None and not options.per_key:
         raise UsageError("--top", "expected --per-key beside it, got --top alone")
     if options.temperatures and words.temperature is not None:

@@ -11,31 +11,34 @@ from numpy.typing import NDArray
 
 from attncli.analysis.attention_arguments import read_array
 from attncli.analysis.inputs import read_group
-from attncli.analysis.mask_effect import RowEffect, effect_on_problem, effect_on_scores
+from attncli.analysis.mask_effect import EffectMaps, RowEffect, effect_on_problem, effect_on_scores
 from attncli.analysis.options import AttentionWords
+from attncli.analysis.pictures import MOST_CELLS
 from attncli.analysis.problems import checked_problem
 from attncli.attention.masks.build import as_rank_4
 from attncli.attention.problem import Problem
 from attncli.attention.sizes import PACKED
-from attncli.cli.commands import MaskOptions, OutputOptions
+from attncli.cli.commands import MaskOptions, PlotOptions
 from attncli.cli.mask_run import Prepared, errors_named, prepare, read_inputs
 from attncli.cli.output import make_printer
 from attncli.columns import columns_of, record_of
 from attncli.errors import DataError
 from attncli.report.mask import effect_tables
+from attncli.report.table import labels_of_batch
 
 
-def run(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> None:
+def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> None:
     """Print a record per query: row sums, entropies, the mass that the mask removed and moved."""
     prepared = prepare(options, words, output, read_inputs(options, words), make_printer(output))
     params: dict[str, Any] = {"scores": options.scores}
     effects: Iterator[RowEffect]
+    maps = None if output.plot is None else EffectMaps.of(prepared.mask, MOST_CELLS)
     if options.scores is None:
         problem = _problem(prepared)
-        effects = effect_on_problem(problem)
+        effects = effect_on_problem(problem, maps)
         params |= {name: getattr(problem, name) for name in ("scale", "temperature", "softcap")}
     else:
-        effects = effect_on_scores(_scores(options.scores, prepared), prepared.mask)
+        effects = effect_on_scores(_scores(options.scores, prepared), prepared.mask, maps)
     columns = columns_of(RowEffect)
     shown = [column for column in columns if column.unit in ("", str(output.unit))]
     prepared.write(
@@ -45,6 +48,9 @@ def run(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> N
         params,
         lambda records: effect_tables(shown, records, prepared.printer, output.digits),
     )
+    labels, offsets = labels_of_batch(prepared.labels, 0), prepared.mask.offset
+    offset = None if offsets is None else int(offsets[0])
+    prepared.draw(lambda plots, title: plots.effect_picture(title, maps, labels, offset))
     prepared.judge()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -18,11 +20,11 @@ from attncli.analysis.attention_arguments import (
 from attncli.analysis.options import AttentionWords, several
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place
 from attncli.attention.masks.build import build_mask
-from attncli.attention.masks.compare import Cell, Leak, compare, differing_cells
+from attncli.attention.masks.compare import Cell, Leak, compare, difference_maps, differing_cells
 from attncli.attention.masks.mask import Mask
 from attncli.attention.options import Layout
-from attncli.cli.commands import MaskOptions, OutputOptions
-from attncli.cli.output import Record, make_printer, write_result
+from attncli.cli.commands import MaskOptions, PlotOptions
+from attncli.cli.output import Record, make_printer, write_picture, write_result
 from attncli.columns import Column, columns_of, record_of
 from attncli.errors import AttncliError, CheckFailedError, UsageError, options_text
 from attncli.files.roles import read_one
@@ -30,6 +32,7 @@ from attncli.files.text import shown
 from attncli.report import Format
 from attncli.report.mask import comparison_tables, kinds_table, mask_tables
 from attncli.report.printer import Printer
+from attncli.report.table import labels_of_batch
 
 FAILURES = ("empty-rows", "unused-keys", "leak")
 
@@ -42,13 +45,24 @@ class Prepared:
     """
 
     options: MaskOptions
-    output: OutputOptions
+    words: AttentionWords
+    output: PlotOptions
     inputs: analysis.MaskInputs
     arguments: AttentionArguments
     mask: Mask
     judged: MaskAudit
     leaks: list[Leak] | None
     printer: Printer
+
+    def draw(self, make: Callable[[Any, str], Any]) -> None:
+        """Draw what `--plot` asks for."""
+        given = self.options, self.words, self.output
+        write_picture("mask", given, self.printer, make, "mask_plots")
+
+    @property
+    def labels(self) -> Any:
+        """Tokens of the first group, of all batches or of each; None for none."""
+        return self.inputs.groups[0].labels if self.inputs.groups else None
 
     def write(
         self,
@@ -119,7 +133,7 @@ class Prepared:
                 )
 
 
-def run(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> None:
+def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> None:
     """Print what the mask is, or where it differs from another; of a bundle a line a kind."""
     printer = make_printer(output)
     inputs = read_inputs(options, words)
@@ -131,17 +145,17 @@ def run(options: MaskOptions, words: AttentionWords, output: OutputOptions) -> N
         _compare(prepared)
         return
     mask, judged = prepared.mask, prepared.judged
-    groups = prepared.inputs.groups
-    labels = groups[0].labels if groups else None
     prepared.write(
         "mask",
         columns_of(MaskRecord),
         _records(prepared),
         _recognised(prepared),
         lambda records: mask_tables(
-            mask, judged, prepared.leaks, records, labels, printer, output.digits
+            mask, judged, prepared.leaks, records, prepared.labels, printer, output.digits
         ),
     )
+    found = [("", mask, judged, prepared.labels)]
+    prepared.draw(lambda plots, title: plots.mask_picture(title, found))
     prepared.judge()
 
 
@@ -168,7 +182,7 @@ def read_inputs(options: MaskOptions, words: AttentionWords) -> list[analysis.Ma
 def prepare(
     options: MaskOptions,
     words: AttentionWords,
-    output: OutputOptions,
+    output: PlotOptions,
     inputs: list[analysis.MaskInputs],
     printer: Printer,
 ) -> Prepared:
@@ -193,7 +207,7 @@ def prepare(
 def _prepared(
     options: MaskOptions,
     words: AttentionWords,
-    output: OutputOptions,
+    output: PlotOptions,
     inputs: analysis.MaskInputs,
     printer: Printer,
 ) -> Prepared:
@@ -222,7 +236,7 @@ def _prepared(
             raise UsageError("--fail-on leak", "expected --attn-mask beside it, got none")
         leaks = analysis.find_leaks(arguments.options, mask, judged)
     printer.warn(analysis.suspicions(judged))
-    return Prepared(options, output, inputs, arguments, mask, judged, leaks, printer)
+    return Prepared(options, words, output, inputs, arguments, mask, judged, leaks, printer)
 
 
 def _recognised(prepared: Prepared) -> Record:
@@ -257,6 +271,8 @@ def _list(kinds: Sequence[Prepared]) -> None:
             [(kind.inputs.names, kind.judged) for kind in kinds], first.printer
         ),
     )
+    drawn = [(", ".join(one.inputs.names), one.mask, one.judged, one.labels) for one in kinds]
+    first.draw(lambda plots, title: plots.mask_picture(title, drawn))
     for kind in kinds:
         kind.judge(f" of {shown(', '.join(kind.inputs.names), 80)}")
 
@@ -312,6 +328,14 @@ def _compare(prepared: Prepared) -> None:
         map(record_of, differing_cells(mask, other) if streamed else found.first),
         {"against": against} | {name: getattr(found, name) for name in names},
         lambda records: comparison_tables(found, records, against, printer),
+    )
+    prepared.draw(
+        lambda plots, title: plots.comparison_picture(
+            title,
+            list(islice(difference_maps(mask, other, plots.MOST_CELLS), plots.MOST_PANELS)),
+            labels_of_batch(prepared.labels, 0),
+            against,
+        )
     )
     differing = found.differing + found.bias_differing
     if differing:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from attncli.cli.commands import OutputOptions
+from attncli.analysis.options import defaults_of
+from attncli.cli.commands import OutputOptions, PlotOptions
 from attncli.columns import Column
+from attncli.errors import option_words
 from attncli.files.writer import require_folder
 from attncli.report import Format
+from attncli.report.drawing import pictures, require_picture
 from attncli.report.printer import Printer, csv_lines, document, ndjson
 
 Record = dict[str, Any]
+
+
+# How results are printed decides nothing about them.
+PRINTING = {"format", "output", "digits", "unit", "color", "quiet", "plot"}
+_NOT_DRAWN = ("save", "save_as", "save_dtype", "fail_on")
 
 
 def make_printer(output: OutputOptions) -> Printer:
@@ -24,10 +33,61 @@ def make_printer(output: OutputOptions) -> Printer:
 
     Raises:
         DataError: the folder to write to is not there; nothing has been saved by then.
+        UsageError: a picture that cannot be drawn.
     """
     if output.output != "-":
         require_folder(output.output)
+    if isinstance(output, PlotOptions) and output.plot is not None:
+        require_picture(output.plot)
     return Printer(target=output.output, color=output.color, quiet=output.quiet)
+
+
+def write_picture(
+    command: str,
+    given: Sequence[Any],
+    printer: Printer,
+    draw: Callable[[Any, str], Any],
+    module: str = "plots",
+) -> None:
+    """Draw what was computed, where that is asked for.
+
+    Args:
+        command: the subcommand.
+        given: the groups of its options, those of output last.
+        printer: hears of it.
+        draw: makes the picture, of the module and a title.
+        module: that draws.
+    """
+    target = given[-1].plot
+    if target is not None:
+        title = shlex.join(command_words(command, given, dict.fromkeys(_NOT_DRAWN)))
+        draw(pictures(module), title).write(target)
+        printer.note(f"wrote {target}")
+
+
+def kept(records: Iterable[Record], into: list[Record]) -> Iterator[Record]:
+    """The same records, each of them remembered as it comes by."""
+    for record in records:
+        into.append(record)
+        yield record
+
+
+def command_words(command: str, given: Sequence[Any], changes: Mapping[str, Any]) -> list[str]:
+    """`attncli COMMAND …` that computes the same, or the same with other options.
+
+    Args:
+        command: the subcommand.
+        given: the groups of options that the user gave.
+        changes: field of the options → its new value, None for leaving it out.
+    """
+    words = ["attncli", command]
+    for options in given:
+        for name, default in defaults_of(options).items():
+            value = changes.get(name, getattr(options, name))
+            if value == default or (isinstance(options, OutputOptions) and name in PRINTING):
+                continue
+            words += value if name == "files" else option_words(name, value)
+    return words
 
 
 def write_result(

@@ -27,8 +27,8 @@ from attncli.analysis.problems import (
 from attncli.attention.options import DistributionName, Precision
 from attncli.attention.variance.experiment import ExperimentSpec
 from attncli.attention.variance.moments import audit, diagnosis
-from attncli.cli.commands import AuditOptions, ExperimentOptions, OutputOptions
-from attncli.cli.output import Record, make_printer, write_result
+from attncli.cli.commands import AuditOptions, ExperimentOptions, PlotOptions
+from attncli.cli.output import Record, kept, make_printer, write_picture, write_result
 from attncli.columns import record_of
 from attncli.errors import UsageError, option_name
 from attncli.report.printer import Printer
@@ -40,16 +40,21 @@ def run(
     words: AttentionWords,
     experiment: ExperimentOptions,
     audit: AuditOptions,
-    output: OutputOptions,
+    output: PlotOptions,
 ) -> None:
     """Do what the options ask for, and refuse those that would do nothing there."""
-    printer = make_printer(output)
+    printer, given = make_printer(output), (inputs, words, experiment, audit, output)
     if any(getattr(inputs, name) for name in ("files", "q", "k", "v", "x")):
         _refuse_given(experiment, "expected no files beside it, which are not drawn")
         if audit.fit_scale is not None:
+            if output.plot is not None:
+                raise UsageError("--plot", "expected no --fit-scale beside it, got both")
             _run_fit(inputs, words, audit.fit_scale, output, printer)
-        else:
-            _run_audit(inputs, words, output, printer)
+            return
+        found = _run_audit(inputs, words, output, printer)
+        write_picture(
+            "variance", given, printer, lambda plots, title: plots.audit_picture(title, found)
+        )
         return
     _refuse_given(inputs, "expected files beside it, since experiments draw no Q, K and V")
     _refuse_given(audit, "expected files of Q and K beside it")
@@ -60,7 +65,13 @@ def run(
     if output.device not in ("auto", "cpu"):
         problem = f"expected auto or cpu for an experiment, got {output.device}"
         raise UsageError("«device»", problem)
-    _run_experiment(experiment, words, output, printer)
+    found = _run_experiment(experiment, words, output, printer)
+    write_picture(
+        "variance",
+        given,
+        printer,
+        lambda plots, title: plots.experiment_picture(title, found, output.unit),
+    )
 
 
 def _refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None:
@@ -73,8 +84,9 @@ def _refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None
 
 
 def _run_experiment(
-    options: ExperimentOptions, words: AttentionWords, output: OutputOptions, printer: Printer
-) -> None:
+    options: ExperimentOptions, words: AttentionWords, output: PlotOptions, printer: Printer
+) -> list[Record]:
+    drawn: list[Record] = []
     asked = asdict(options) | {
         "dk": int_ranges("«dk»", options.dk),
         "scale_rule": _rules(options, words),
@@ -87,11 +99,12 @@ def _run_experiment(
         printer,
         command="variance",
         columns=analysis.EXPERIMENT,
-        records=map(record_of, analysis.experiments(specs)),
+        records=kept(map(record_of, analysis.experiments(specs)), drawn),
         inputs={},
         params=_drawn(specs),
         show=lambda found: experiment_tables(found, printer, output.digits, output.unit),
     )
+    return drawn
 
 
 def _drawn(specs: list[ExperimentSpec]) -> dict[str, Any]:
@@ -139,9 +152,9 @@ def _temperatures(options: ExperimentOptions, words: AttentionWords) -> Sequence
 
 
 def _run_audit(
-    inputs: FileOptions, words: AttentionWords, output: OutputOptions, printer: Printer
-) -> None:
-    groups = load_groups(inputs)
+    inputs: FileOptions, words: AttentionWords, output: PlotOptions, printer: Printer
+) -> list[Record]:
+    groups, drawn = load_groups(inputs), list[Record]()
     printer.warn(
         f"«{name}» comes after the scaled scores: their variance does not depend on it"
         for name in ("softcap", "alibi", "alibi_slopes", "sinks")
@@ -155,11 +168,12 @@ def _run_audit(
         printer,
         command="variance",
         columns=analysis.AUDIT,
-        records=(record for one in made for record in _audited(one)),
+        records=kept((record for one in made for record in _audited(one)), drawn),
         inputs=inputs_record(made),
         params=params_record(made),
         show=lambda found: audit_tables(found, printer, output.digits),
     )
+    return drawn
 
 
 def _audited(made: GroupProblem) -> Iterator[Record]:
@@ -169,7 +183,7 @@ def _audited(made: GroupProblem) -> Iterator[Record]:
 
 
 def _run_fit(
-    inputs: FileOptions, words: AttentionWords, file: str, output: OutputOptions, printer: Printer
+    inputs: FileOptions, words: AttentionWords, file: str, output: PlotOptions, printer: Printer
 ) -> None:
     """Rank the classic scales and a fitted one by what they leave unexplained.
 

@@ -147,7 +147,7 @@ def heads_picture(
     """
     unit = f" ({column.unit})" if column.unit else ""
     yield heading(f"{column.heading or column.key}{unit}: heads across")
-    lines = _lines(records, column)
+    lines = head_lines(records, column)
     if not lines:
         yield "no heads"
         return
@@ -184,6 +184,15 @@ def histogram(records: Sequence[Record], style: Style) -> Iterator[RenderableTyp
     said = f"{len(entropies)} rows, mean {style.number(mean)} {unit}"
     said += f"; {empty} empty rows left out" if empty else ""
     yield said + (f"; {broken} rows that are not finite left out" if broken else "")
+
+
+def common_labels(records: Sequence[Record], tokens: Tokens) -> Sequence[str] | None:
+    """The tokens on the key axis that all heads have in common; None where they do not."""
+    found = set()
+    for record in records:
+        _, of_batches = tokens.get((record["source"], record["group"]), (None, ((),)))
+        found.add(tuple(labels_of_batch(of_batches, record["batch"]) or ()))
+    return found.pop() or None if len(found) == 1 else None
 
 
 def by_group(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
@@ -291,7 +300,7 @@ def _tokens_of(record: Record, tokens: Tokens) -> Record:
     return {"token": token(own), "top_token": token(record["top_key"])}
 
 
-def _lines(records: Sequence[Record], column: Column) -> Lines:
+def head_lines(records: Sequence[Record], column: Column) -> Lines:
     """The values of the heads of each batch of each group, under a name."""
     lines: Lines = []
     for named, of_group in by_group(records):

@@ -14,6 +14,7 @@ from attncli.attention.masks.build import build_mask, placement_of
 from attncli.attention.masks.interval_mask import row_differences
 from attncli.attention.masks.mask import HeadMask, Mask, head_masks
 from attncli.attention.options import DOCUMENTS, AttentionOptions
+from attncli.attention.pooling import Pool
 from attncli.attention.sizes import Sizes
 from attncli.columns import column
 from attncli.errors import DataError
@@ -21,6 +22,9 @@ from attncli.errors import DataError
 Cells = NDArray[np.bool_]
 Found = tuple[int | None, int | None, HeadMask]
 Pair = tuple[int | None, int | None, HeadMask, HeadMask, int]
+
+# Cells of a pair that a map is made of: seconds.
+MOST_MAPPED = 1 << 28
 
 # Rules that a mask may break: the options that declare one, and those that say more of it.
 RULES = {
@@ -81,6 +85,43 @@ class Leak:
     rule: str
     cells: int
     first: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DifferenceMaps:
+    """Where two masks show a key, pooled, for a batch and head; None where all are alike.
+
+    Attributes:
+        batch, head: which.
+        both, only_a, only_b: cells visible in both masks, and in one alone.
+    """
+
+    batch: int | None
+    head: int | None
+    both: Pool
+    only_a: Pool
+    only_b: Pool
+
+
+def difference_maps(a: Mask, b: Mask, most: int) -> Iterator[DifferenceMaps]:
+    """Maps of at most so many places each way, of two masks of the same sizes.
+
+    Of very many cells a row of each place is looked at.
+    """
+    for batch, head, one, other, rows in _pairs(a, b):
+        maps = (Pool.of(rows, one.k_len, most) for _ in range(3))
+        found = DifferenceMaps(batch, head, *maps)
+        if rows * one.k_len <= MOST_MAPPED:
+            blocks = _blocks(one, other, rows, everything=True)
+        else:
+            chosen = (slice(row, row + 1) for row in found.both.row_edges[:-1].tolist())
+            blocks = ((row, one.cells(row), other.cells(row)) for row in chosen)
+        for block, seen, shown in blocks:
+            at = np.arange(block.start, block.stop)
+            found.both.add(at, seen & shown)
+            found.only_a.add(at, seen & ~shown)
+            found.only_b.add(at, shown & ~seen)
+        yield found
 
 
 def compare(a: Mask, b: Mask, limit: int = 10) -> MaskComparison:
