@@ -41,60 +41,40 @@ class RowBlock:
 
 @dataclass(frozen=True, slots=True)
 class HeadGroup:
-    """G heads of one batch, and R of its queries, in the dtype and on the device of arithmetic.
+    """G heads of one batch, and R of its queries, in the dtype and on the device of arithmetic."""
 
-    Attributes:
-        batch: index of the batch.
-        heads: the heads, neighbours.
-        queries: int64 (R,) on the host, indices of the queries, ascending.
-        rows: the same on the device.
-        q: (G, R, d_k), as it came: only the rows in hand are cast.
-        keys: (G, d_k, S_k), contiguous, so that a tile of keys is a matrix ready to multiply with.
-        values: (G, S_k, d_v); None where no output is asked for.
-        scale: multiplies the scores: the problem's scale / temperature, (G, 1, 1) where each head
-            has its own.
-        softcap: c of c·tanh(x/c); None for none.
-        slopes: (G,), of ALiBi; None for none.
-        sinks: float64 (G, 1); None for none.
-        mask: on the device.
-        hull: on the host, intervals that hold the queries' visible keys.
-        bounds: int32 (2, R), where they start and stop, on the device.
-        places: int64 (R,) on the host, where each query stands on the key axis; None where
-            positions are not defined.
-        positions: the same on the device.
-        positions_float: the same in the dtype of arithmetic, exact wherever there are keys nearby.
-        by_interval: whether they alone say which cells are visible, and nothing is added to these.
-        may_overflow: whether logits may be NaN or infinite, so that each tile has to be looked
-            at.
-        top_key: whether to note where the largest logit of each row stands.
-        given: (G, S_q, S_k), weights in the place of q and keys, where they came; None for none.
-        zeros_hidden: whether those of 0 are hidden.
-        workers: how many threads share the rows.
-    """
-
-    batch: int
-    heads: range
-    queries: NDArray[np.int64]
-    rows: torch.Tensor
-    q: torch.Tensor
+    batch: int  # index of the batch
+    heads: range  # the heads, neighbours
+    queries: NDArray[np.int64]  # int64 (R,) on the host, indices of the queries, ascending
+    rows: torch.Tensor  # the same on the device
+    q: torch.Tensor  # (G, R, d_k), as it came: only the rows in hand are cast
+    # (G, d_k, S_k), contiguous, so that a tile of keys is a matrix ready to multiply with.
     keys: torch.Tensor
-    values: torch.Tensor | None
+    values: torch.Tensor | None  # (G, S_k, d_v); None where no output is asked for
+    # Multiplies the scores: the problem's scale / temperature, (G, 1, 1) where each head has its
+    # own.
     scale: float | torch.Tensor
-    softcap: float | None
-    slopes: torch.Tensor | None
-    sinks: torch.Tensor | None
-    mask: Mask
-    hull: Hull
-    bounds: torch.Tensor
+    softcap: float | None  # c of c·tanh(x/c); None for none
+    slopes: torch.Tensor | None  # (G,), of ALiBi; None for none
+    sinks: torch.Tensor | None  # float64 (G, 1); None for none
+    mask: Mask  # on the device
+    hull: Hull  # on the host, intervals that hold the queries' visible keys
+    bounds: torch.Tensor  # int32 (2, R), where they start and stop, on the device
+    # Int64 (R,) on the host, where each query stands on the key axis; None where positions are not
+    # defined.
     places: NDArray[np.int64] | None
-    positions: torch.Tensor | None
+    positions: torch.Tensor | None  # the same on the device
+    # The same in the dtype of arithmetic, exact wherever there are keys nearby.
     positions_float: torch.Tensor | None
+    # Whether the bounds alone say which cells are visible, and nothing is added to these.
     by_interval: bool
+    # Whether logits may be NaN or infinite, so that each tile has to be looked at.
     may_overflow: bool
-    top_key: bool
+    top_key: bool  # whether to note where the largest logit of each row stands
+    # (G, S_q, S_k), weights in the place of q and keys, where they came; None for none.
     given: torch.Tensor | None = None
-    zeros_hidden: bool = False
-    workers: int = 1
+    zeros_hidden: bool = False  # whether those of 0 are hidden
+    workers: int = 1  # how many threads share the rows
 
     @property
     def dtype(self) -> torch.dtype:

@@ -84,27 +84,19 @@ def scale_of(rule: ScaleRule | float, dk: int, keys: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentSpec:
-    """What to draw, and which scales to look at.
+    """What to draw, and which scales to look at."""
 
-    Attributes:
-        dk: width of queries and keys.
-        samples: number of dot products.
-        keys: keys of each query; the last query's surplus keys feed the softmax columns alone.
-        distribution: of the entries.
-        rules: scale rules, or scales, side by side on the same draws.
-        temperatures: divide the scaled scores; likewise, with every rule.
-        seed: of the draws. A d_k draws the same numbers alone and in a sweep.
-        threads: how many draw at once; None for as many as there are processors, eight at most.
-            The results do not depend on it.
-    """
-
-    dk: int
-    samples: int = 100_000
+    dk: int  # width of queries and keys
+    samples: int = 100_000  # number of dot products
+    # Keys of each query; the last query's surplus keys feed the softmax columns alone.
     keys: int = 8
-    distribution: Distribution = field(default_factory=Distribution)
+    distribution: Distribution = field(default_factory=Distribution)  # of the entries
+    # Scale rules, or scales, side by side on the same draws.
     rules: tuple[ScaleRule | float, ...] = (ScaleRule.SQRT,)
-    temperatures: tuple[float, ...] = (1.0,)
-    seed: int = 0
+    temperatures: tuple[float, ...] = (1.0,)  # divide the scaled scores; likewise, with every rule
+    seed: int = 0  # of the draws. A d_k draws the same numbers alone and in a sweep.
+    # How many draw at once; None for as many as there are processors, eight at most. The results do
+    # not depend on it.
     threads: int | None = None
 
     def __post_init__(self) -> None:
