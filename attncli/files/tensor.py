@@ -47,11 +47,6 @@ class StoredTensor:
         shape: tuple[int, ...] = self.array.shape
         return shape
 
-    @property
-    def physical(self) -> np.dtype[Any]:
-        """The NumPy dtype that holds the bytes."""
-        return self.array.dtype
-
 
 @dataclass(frozen=True, slots=True)
 class Element:
@@ -97,6 +92,12 @@ UNDECLARED: dict[str, np.dtype[Any]] = {"|V2": np.dtype("u2"), "|V1": np.dtype("
 # Integers of this size are no queries or keys, but the bits of any ordinary bfloat16 are.
 LIKE_BITS = 0x2000
 
+# What to do about types that are not accepted, by their names without their width.
+_ADVICE = {
+    "object": "Object arrays hold pickled Python objects, which are never loaded.",
+    "complex": "Save the real and the imaginary part as two arrays.",
+    "structured": "Save each field as an array of its own.",
+}
 _ACCEPTED = "float16, bfloat16, float32, float64, float8, integers or bool"
 
 
@@ -115,16 +116,9 @@ def require_accepted(where: str, dtype: str) -> None:
     Raises:
         DataError: `dtype` (as in `TensorHeader`) is not accepted.
     """
-    if dtype in BY_NAME or dtype in UNDECLARED:
-        return
-    advice = ""
-    if dtype == "object":
-        advice = "Object arrays hold pickled Python objects, which are never loaded."
-    elif dtype.startswith("complex"):
-        advice = "Save the real and the imaginary part as two arrays."
-    elif dtype == "structured":
-        advice = "Save each field as an array of its own."
-    raise DataError(where, f"expected {_ACCEPTED}, got {dtype}", advice)
+    if dtype not in BY_NAME and dtype not in UNDECLARED:
+        advice = _ADVICE.get(dtype.rstrip("0123456789"), "")
+        raise DataError(where, f"expected {_ACCEPTED}, got {dtype}", advice)
 
 
 def true_dtype(stored: StoredTensor, declared: str | None = None) -> str:

@@ -22,6 +22,7 @@ from attncli.report.table import (
     TableColumn,
     cell,
     decimals,
+    from_left,
     labels_of_batch,
     record_table,
     table,
@@ -365,7 +366,7 @@ def _marks(lines: Lines, among: ValueRange, width: int) -> Iterator[RenderableTy
     for start in range(0, max(len(values) for _, values in lines), at_once):
         parts = [(name, list(values.items())[start : start + at_once]) for name, values in lines]
         parts = [(name, inside) for name, inside in parts if inside]
-        names = [_from_left(name, lead) for name, _ in parts]
+        names = [from_left(name, lead) for name, _ in parts]
         heads = max(([head for head, _ in inside] for _, inside in parts), key=len)
         marks = [
             Text.assemble(*((among.mark(value), among.shade(value)) for _, value in inside))
@@ -386,11 +387,6 @@ def _ruler(heads: Sequence[int]) -> str:
         if head % 10 == 0 and place + len(number) <= len(heads):
             line[place : place + len(number)] = number
     return "".join(line).rstrip()
-
-
-def _from_left(text: str, width: int) -> str:
-    """The end of a name that is too long: names of layers differ there."""
-    return text if text_width(text) <= width else "…" + text[len(text) - width + 1 :]
 
 
 def _bars(entropies: Sequence[float], style: Style) -> RenderableType:

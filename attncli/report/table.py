@@ -49,7 +49,12 @@ def table(columns: Iterable[TableColumn], printer: Printer) -> Preformatted:
     columns = list(columns)
     keys = [column for column in columns if column.is_key]
     room = max(12, printer.width // max(1, len(keys)) - GAP - 12)
-    keys = [_shortened(key, room) for key in keys]
+    keys = [
+        replace(key, cells=[from_left(str(text), room) for text in key.cells])
+        if key.width > room
+        else key
+        for key in keys
+    ]
     others = [column for column in columns if not column.is_key]
     parts = (
         "".join(_drawn([*keys, *part], printer)) for part in _parts(keys, others, printer.width)
@@ -135,12 +140,12 @@ def shortened(text: str, width: int) -> str:
     return set_cell_size(text, max(0, width - 1)).rstrip() + "…"
 
 
-def _shortened(key: TableColumn, width: int) -> TableColumn:
-    """The column with long names cut at their beginning: names of layers differ at the end."""
-    if key.width <= width:
-        return key
-    texts = map(str, key.cells)
-    return replace(key, cells=["…" + t[1 - width :] if len(t) > width else t for t in texts])
+def from_left(text: str, width: int) -> str:
+    """The end of a name that is too long: names of layers differ there."""
+    if text_width(text) <= width:
+        return text
+    start = next(at for at in range(1, len(text) + 1) if text_width(text[at:]) < width)
+    return "…" + text[start:]
 
 
 def _parts(
