@@ -34,16 +34,13 @@ def check_tables(
 ) -> Iterator[RenderableType]:
     """The verdict on every candidate, the mistakes that explain it, then its errors.
 
-    Args:
-        found: what was found.
-        problem: what the candidates were computed from.
-        command: the words of the command that verifies a mistake, None where there is none.
-        printer: where it goes.
-        digits: decimals of values.
+    `command` gives the words of the command that verifies a mistake, None where there is none.
     """
     matching = [one for one in found.hypotheses if one.matches]
     for comparison in found.comparisons:
-        yield heading(_verdict(comparison, matching))
+        names = " or ".join(one.told for one in matching)
+        off = f"OFF, explained by {names}" if matching else "OFF"
+        yield heading(f"{comparison.target}: {'right' if comparison.passed else off}")
     told: dict[str, list[str]] = {}
     for one in matching:
         words = command(one)
@@ -76,9 +73,8 @@ def pair_tables(
     yield heading("between them")
     cells = found.first.cells
     yield _line("part", f"{found.mismatches} of {cells} cells, by more than both tolerances")
-    cosine = "–" if found.cosine is None else f"{found.cosine:.9g}"
-    size = f"max abs {found.max_abs_error:.4g}, rms {found.rms_error:.4g}, cosine {cosine}"
-    yield _line("difference", size)
+    size = f"max abs {found.max_abs_error:.4g}, rms {found.rms_error:.4g}"
+    yield _line("difference", f"{size}, cosine {_cosine(found)}")
     if found.worst_index is not None and found.values is not None and found.max_abs_error:
         one, two = (f"{value:.{digits + 2}g}" for value in found.values)
         yield _line("most at", f"{_at(found.worst_index)}: {one} and {two}")
@@ -88,14 +84,6 @@ def pair_tables(
         yield _line("where", ", ".join(found.locations.findings))
     yield ""
     yield paragraph(_reference(problem), printer)
-
-
-def _verdict(found: Comparison, matching: Sequence[Hypothesis]) -> str:
-    if found.passed:
-        return f"{found.target}: right"
-    if not matching:
-        return f"{found.target}: OFF"
-    return f"{found.target}: OFF, explained by {' or '.join(one.told for one in matching)}"
 
 
 def _explanation(
@@ -128,26 +116,6 @@ def _errors(found: Comparison, printer: Printer, digits: int) -> Iterator[Render
         "allowed",
         f"{found.atol:.3g} + {found.rtol:.3g}·|expected| at the worst cell ({found.dtype})",
     )
-    yield from _head_line(found)
-    cosine = "–" if found.cosine is None else f"{found.cosine:.9g}"
-    yield _line(
-        "errors",
-        f"max abs {found.max_abs_error:.4g}, max rel {found.max_rel_error:.4g}, "
-        f"rms {found.rms_error:.4g}, cosine {cosine}",
-    )
-    if found.worst_index is not None and (found.max_abs_error or found.mismatches):
-        actual, expected = (f"{x:.{digits + 2}g}" for x in (found.actual, found.expected))
-        yield _line("worst at", f"{_at(found.worst_index)}: {actual}, expected {expected}")
-    if found.locations.findings:
-        yield _line("where", ", ".join(found.locations.findings))
-    for finding in found.findings[: len(found.findings) - len(found.locations.findings)]:
-        yield paragraph(finding, printer, lead="→ ")
-    for note in found.notes:
-        yield paragraph(note, printer, lead="→ ")
-
-
-def _head_line(found: Comparison) -> Iterator[str]:
-    """The error of the worst head beside what rounding explains."""
     if found.worst_head is not None:
         batch, head = found.worst_head
         off = f"; beyond 8 × that in {found.heads_off}: OFF" if found.heads_off else ""
@@ -156,6 +124,23 @@ def _head_line(found: Comparison) -> Iterator[str]:
             f"relative error {found.relative_error:.2g}, rounding explains "
             f"{found.explained_error:.2g} (batch {batch}, head {head}){off}",
         )
+    yield _line(
+        "errors",
+        f"max abs {found.max_abs_error:.4g}, max rel {found.max_rel_error:.4g}, "
+        f"rms {found.rms_error:.4g}, cosine {_cosine(found)}",
+    )
+    if found.worst_index is not None and (found.max_abs_error or found.mismatches):
+        actual, expected = (f"{x:.{digits + 2}g}" for x in (found.actual, found.expected))
+        yield _line("worst at", f"{_at(found.worst_index)}: {actual}, expected {expected}")
+    if found.locations.findings:
+        yield _line("where", ", ".join(found.locations.findings))
+    others = found.findings[: len(found.findings) - len(found.locations.findings)]
+    for text in (*others, *found.notes):
+        yield paragraph(text, printer, lead="→ ")
+
+
+def _cosine(found: Comparison | Pair) -> str:
+    return "–" if found.cosine is None else f"{found.cosine:.9g}"
 
 
 def _line(name: str, text: str) -> str:

@@ -251,13 +251,8 @@ def picture(
     *,
     offset: int = 0,
 ) -> Iterator[RenderableType]:
-    """One line of characters per row of rectangles, positions or labels at the edges.
-
-    Args:
-        counts: visible cells of each rectangle.
-        labels: a token for each position on the key axis; None for none.
-        printer: where it goes.
-        offset: position of query 0.
+    """One line of characters per row of rectangles, with positions or labels, which are tokens for
+    each position on the key axis, at the edges.
     """
     if not counts.counts.size:
         yield "no cells"
@@ -273,7 +268,9 @@ def picture(
     for row in range(len(counts.counts)):
         line = [(f"{names[row]:>{lead}} ", "dim")]
         for column in range(counts.counts.shape[1]):
-            mark = _mark(int(counts.counts[row, column]), int(counts.sizes[row, column]))
+            count, size = (int(of[row, column]) for of in (counts.counts, counts.sizes))
+            some = 4 if count == size else 1 + min(2, 3 * count // size)
+            mark = SHADES[some if count else 0]
             if mark == SHADES[0]:
                 line.append((f"{mark:<{wide}}", "dim"))
             else:
@@ -284,12 +281,6 @@ def picture(
             f"{'':>{lead}} each character stands for up to {counts.sizes.max()} cells: "
             f"{SHADES[0]} none visible, {SHADES[1]}{SHADES[2]}{SHADES[3]} some, {SHADES[4]} all"
         )
-
-
-def _mark(count: int, size: int) -> str:
-    if count in (0, size):
-        return SHADES[4 if count and size else 0]
-    return SHADES[1 + min(2, 3 * count // size)]
 
 
 def _row_name(counts: CellCounts, row: int, labels: Sequence[str] | None, offset: int) -> str:

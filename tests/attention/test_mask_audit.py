@@ -303,6 +303,13 @@ def test_without_a_declared_rule_the_nearest_pattern_is_what_leaks() -> None:
     assert undeclared_leaks(build(6, 6, causal=True), audit(build(6, 6)).recognition) == []
 
 
+def test_the_nearest_pattern_is_one_that_options_build() -> None:
+    rows = ("xx..xx", "x...x.", "xx....", "..x...", "xx....")
+    mask = build(5, 6, attn_mask=np.array([[cell == "x" for cell in row] for row in rows]))
+    (found,) = undeclared_leaks(mask, audit(mask).recognition)
+    assert "window of -" not in found.rule
+
+
 # Pictures
 
 

@@ -107,10 +107,15 @@ def _between(sums: torch.Tensor, spans: Iterable[Spans]) -> torch.Tensor:
 
 
 def _sums(
-    variant: Variant, evidence: Evidence, batch: int, rows: torch.Tensor | None = None
+    variant: Variant,
+    evidence: Evidence,
+    batch: int | None = None,
+    rows: torch.Tensor | None = None,
 ) -> _Sums:
-    """Sums of rows of the head of a batch that is off most; by default of some that are off."""
+    """Sums of rows of the head that is off most, by default of the batch too and some rows off."""
     problem = variant.problem
+    if batch is None:
+        batch = int(evidence.off.sum((1, 2)).argmax())
     head = _worst_head(evidence, batch)
     if rows is None:
         width = max(1, problem.sizes.k_len) * max(1, problem.dv or 1)
@@ -146,10 +151,6 @@ def _spread(rows: torch.Tensor, count: int) -> torch.Tensor:
     if not len(rows):
         return rows
     return rows[torch.linspace(0, len(rows) - 1, min(count, len(rows))).round().long()]
-
-
-def _worst_batch(evidence: Evidence) -> int:
-    return int(evidence.off.sum((1, 2)).argmax())
 
 
 def _worst_head(evidence: Evidence, batch: int) -> int:
@@ -205,7 +206,7 @@ def _best(misfit: torch.Tensor) -> int:
 def _window(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     """A window to the left, to the right, or to both sides."""
     options = variant.options
-    sums = _sums(variant, evidence, _worst_batch(evidence))
+    sums = _sums(variant, evidence)
     p, widths = sums.positions[:, None], _steps(sums, sums.k_len)
     first, end = p - widths, torch.full_like(p - widths, sums.k_len)
     tried: list[dict[str, Any]] = []
@@ -234,7 +235,7 @@ def _sink_window(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
         return
     windowed = options.left_window is not None
     open_ = variant.with_options(left_window=FARTHEST) if windowed else variant
-    sums = _sums(open_, evidence, _worst_batch(evidence))
+    sums = _sums(open_, evidence)
     p, widths = sums.positions[:, None], _steps(sums, sums.k_len)
     if options.left_window is not None:
         widths = torch.full_like(widths[:, :1], options.left_window)
@@ -254,7 +255,7 @@ def _chunk(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     """Chunks of equal length, as Llama 4 has them."""
     if variant.options.has_documents:
         return
-    sums = _sums(variant, evidence, _worst_batch(evidence))
+    sums = _sums(variant, evidence)
     lengths = _steps(sums, sums.k_len)[:, 1:]
     if not lengths.numel():
         return
@@ -280,14 +281,11 @@ def _documents(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     ids = np.stack([np.searchsorted(starts, np.arange(k_len), "right") - 1 for starts in found])
     alike = ids[:1] if (ids == ids[:1]).all() else ids
     lengths = np.unique([n for starts in found for n in np.diff(starts)])
-    if not ids.any() or (len(lengths) == 1 and len(alike) == 1 and _is_chunked(found[0], k_len)):
+    chunked = len(lengths) == len(alike) == 1 and k_len - found[0][-1] <= lengths[0]
+    if not ids.any() or chunked:
         return
     text = ", ".join(map(str, np.diff([*found[0], k_len])))
     yield _packed(variant, alike[0] if len(alike) == 1 else alike, f"documents of {text} keys")
-
-
-def _is_chunked(starts: list[int], k_len: int) -> bool:
-    return k_len - starts[-1] <= starts[1] - starts[0]
 
 
 def _starts(variant: Variant, evidence: Evidence, batch: int) -> list[int] | None:
@@ -323,9 +321,7 @@ def _prefix(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     """First keys that every query sees in spite of causality."""
     if not variant.options.causal or variant.options.prefix is not None:
         return
-    open_ = variant.with_options(causal=False)
-    batch = _worst_batch(evidence)
-    sums = _sums(open_, evidence, batch)
+    sums = _sums(variant.with_options(causal=False), evidence)
     p, counts = sums.positions[:, None], _steps(sums, sums.k_len + 1)
     stop = torch.maximum(p + 1, counts)
     prefix = _best(sums.misfit((torch.zeros_like(stop), stop)))

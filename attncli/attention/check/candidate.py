@@ -100,11 +100,12 @@ def read_candidate(
     """
     if actual.is_complex():
         raise DataError(f"«actual_{target}»", f"expected real numbers, got {actual.dtype}")
-    for shape, axes, reading in shapes_of(target, problem, layout):
+    shapes = shapes_of(target, problem, layout)
+    for shape, axes, reading in shapes:
         if tuple(actual.shape) == shape:
             values = _as_axes(actual, axes, problem, target)
             return Candidate(target, values, values_dtype(actual), reading)
-    expected, axes, _ = shapes_of(target, problem, layout)[0]
+    expected, axes, _ = shapes[0]
     width = {Target.OUTPUT: "d_v", Target.WEIGHTS: "S_k"}.get(target, "")
     names = {"b": "B", "h": "H", "s": "S_q", "w": width, "p": "H·d_v"}
     named = ", ".join(names[axis] for axis in axes if names[axis])
@@ -130,9 +131,13 @@ def shapes_of(
     width = {Target.OUTPUT: problem.dv or 0, Target.WEIGHTS: sizes.k_len, Target.LOGSUMEXP: 1}
     length = {"b": sizes.batch, "h": sizes.heads, "s": sizes.q_len, "w": width[target]}
     length["p"] = length["h"] * length["w"]
+    left_out = ["", "b"][: 1 + (sizes.batch == 1)] + ["bh"] * (sizes.batch == sizes.heads == 1)
     found = []
     for axes, reading in _AXES[layout if target is Target.OUTPUT else None]:
-        for short in _shortened(axes, length):
+        for without in left_out:
+            if without == "bh" and "h" not in axes:
+                continue
+            short = "".join(axis for axis in axes if axis not in without)
             if target is Target.LOGSUMEXP:
                 found.append((tuple(length[axis] for axis in short[:-1]), short, reading))
             found.append((tuple(length[axis] for axis in short), short, reading))
@@ -148,13 +153,10 @@ def values_dtype(actual: torch.Tensor) -> torch.dtype:
         return torch.float64
     if actual.dtype not in (torch.float32, torch.float64):
         return actual.dtype
-    narrower = [torch.bfloat16, torch.float16]
-    if actual.dtype == torch.float64:
-        narrower.append(torch.float32)
     flat = actual.reshape(-1)
     if int((flat[:_SCAN_ELEMENTS] != 0).sum()) < _ENOUGH_VALUES:
         return actual.dtype
-    for dtype in narrower:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
         parts = torch.split(flat, _SCAN_ELEMENTS)
         if all(torch.equal(p.nan_to_num(), p.to(dtype).to(p.dtype).nan_to_num()) for p in parts):
             return dtype
@@ -182,16 +184,6 @@ def undo_layout(values: torch.Tensor, error: LayoutError | None) -> torch.Tensor
 def apply_layout_error(tensor: torch.Tensor, error: LayoutError) -> torch.Tensor:
     """A right (B, H, S, d) tensor as someone sees it who takes its memory for another order."""
     return undo_layout(tensor, REVERSE[error])
-
-
-def _shortened(axes: str, length: dict[str, int]) -> list[str]:
-    """The axes, and without those of length 1 that the inputs may leave out as well."""
-    found = [axes]
-    if length["b"] == 1:
-        found.append(axes.replace("b", ""))
-        if length["h"] == 1 and "h" in axes:
-            found.append(axes.replace("b", "").replace("h", ""))
-    return found
 
 
 def _as_axes(actual: torch.Tensor, axes: str, problem: Problem, target: Target) -> torch.Tensor:

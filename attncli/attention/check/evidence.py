@@ -83,10 +83,6 @@ class FitResult:
         right = not any(one.mismatches or bool(one.heads_off.any()) for one in self.sums)
         return right and self.plausible and any(one.cells for one in self.sums)
 
-    def of_heads(self, heads: torch.Tensor) -> FitResult:
-        """The same for some heads alone, bool (H,)."""
-        return replace(self, sums=[one.of_heads(heads) for one in self.sums])
-
     def shares_explained(self, before: FitResult) -> list[float]:
         """How much of each candidate's squared error on the same rows is gone.
 
@@ -197,8 +193,9 @@ def judge(variant: Variant, evidence: Evidence, sample: RowSample | None = None)
             if sample is not None and not differs:
                 right = evidence.right(part).of(candidate.target).to(torch.float64)
                 differs = bool(difference(errors.expected, right, errors.allowed).wrong.any())
-    found = FitResult(sums, differs)
-    return found if evidence.heads is None else found.of_heads(evidence.heads)
+    if evidence.heads is not None:
+        sums = [one.of_heads(evidence.heads) for one in sums]
+    return FitResult(sums, differs)
 
 
 def _chosen(problem: Problem, off: torch.Tensor, cells: int) -> Iterator[Rows]:

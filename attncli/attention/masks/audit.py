@@ -173,9 +173,13 @@ def audit(mask: Mask, options: AttentionOptions | None = None, *, named: int = 1
 
 def place(batch: int | None, head: int | None) -> str:
     """Which batch and head, in brackets; nothing where there is one matrix."""
-    named = {"batch": batch, "head": head}
-    parts = [f"{name} {index}" for name, index in named.items() if index is not None]
-    return f" ({', '.join(parts)})" if parts else ""
+    named = ", ".join(_named(batch, head))
+    return f" ({named})" if named else ""
+
+
+def _named(batch: int | None, head: int | None) -> list[str]:
+    indices = {"batch": batch, "head": head}
+    return [f"{name} {index}" for name, index in indices.items() if index is not None]
 
 
 def _record(
@@ -253,7 +257,7 @@ def recognise_mask(mask: Mask) -> MaskRecognition:
         options = found[0].options if alike else None
         return MaskRecognition(description=words.pop(), options=options, parts=parts)
     listed = [
-        f"{place(batch, head).strip(' ()').replace(',', '')}: {part.description}"
+        f"{' '.join(_named(batch, head))}: {part.description}"
         for batch, head, part in parts[:_LISTED]
     ]
     more = [f"… {len(parts)} in all"] if len(parts) > _LISTED else []
@@ -261,13 +265,9 @@ def recognise_mask(mask: Mask) -> MaskRecognition:
 
 
 def described(mask: Mask, options: AttentionOptions, said: str, found: Option) -> str:
-    """What a mask is, in words that leave out nothing that its options ask for.
+    """What a mask of these options is, in words that leave out nothing that they ask for.
 
-    Args:
-        mask: on the host, built of the options.
-        options: what was asked for.
-        said: what the mask is by its cells alone.
-        found: the options that build these; None if none do.
+    By its cells alone something is said of it, and options are found that build these, if any do.
     """
     asked = _asked_words(mask, options)
     padding = {"key_lengths", "key_padding"} & (found or {}).keys()
@@ -292,7 +292,7 @@ _PADDING = ("key_lengths", "key_padding")
 def _asked_words(mask: Mask, options: AttentionOptions) -> str:
     """What the options ask for, whatever of it shows."""
     batches = range(mask.sizes.batch if mask.differs(0) else 1)
-    said = describe(merge([_asked(options, mask, batch) for batch in batches]))
+    said = describe(merge([_asked_pattern(options, mask, batch) for batch in batches]))
     if mask.shift is None or mask.offset is not None:
         return said
     offset = options.query_offset
@@ -301,7 +301,7 @@ def _asked_words(mask: Mask, options: AttentionOptions) -> str:
     return f"{said}; positions counted in each document, {at}"
 
 
-def _asked(options: AttentionOptions, mask: Mask, batch: int) -> Pattern:
+def _asked_pattern(options: AttentionOptions, mask: Mask, batch: int) -> Pattern:
     """The pattern that the options ask for in one batch, whatever of it shows."""
     sizes, own = mask.sizes, mask.shift is not None and mask.offset is None
     offset = 0 if own else None
@@ -332,12 +332,8 @@ def undeclared_leaks(mask: Mask, recognition: MaskRecognition, named: int = 10) 
     """What a mask that is no known pattern shows beyond the pattern nearest to it.
 
     Where no rule is declared, this is the best guess at the rule that was meant. One leak for each
-    batch and head that has such a pattern, even if it shows nothing beyond it.
-
-    Args:
-        mask: on the host.
-        recognition: what `recognise_mask` says of it.
-        named: how many cells to name for each batch and head.
+    batch and head that has such a pattern, even if it shows nothing beyond it; of each, so many
+    cells are named.
     """
     found = []
     for batch, head, part in recognition.parts:

@@ -15,7 +15,6 @@ from attncli.attention.masks.interval_mask import row_differences
 from attncli.attention.masks.mask import HeadMask, Mask, head_masks
 from attncli.attention.options import DOCUMENTS, AttentionOptions
 from attncli.attention.pooling import Pool
-from attncli.attention.sizes import Sizes
 from attncli.columns import column
 from attncli.errors import DataError
 
@@ -135,7 +134,14 @@ def compare(a: Mask, b: Mask, limit: int = 10) -> MaskComparison:
     Raises:
         DataError: other lengths, or numbers of batches or heads that differ.
     """
-    _refuse_other_sizes(a.sizes, b.sizes)
+    lengths, counts = (
+        [(getattr(sizes, one), getattr(sizes, other)) for sizes in (a.sizes, b.sizes)]
+        for one, other in (("q_len", "k_len"), ("batch", "heads"))
+    )
+    if lengths[0] != lengths[1]:
+        raise DataError("«against»", f"expected (S_q, S_k) = {lengths[0]}, got {lengths[1]}")
+    if any(1 not in pair and len(set(pair)) > 1 for pair in zip(*counts, strict=True)):
+        raise DataError("«against»", f"expected (B, H) = {counts[0]}, got {counts[1]}")
     cells = only_a = only_b = biased = 0
     for _, _, one, other, rows in _pairs(a, b):
         cells += rows * one.k_len
@@ -234,15 +240,6 @@ def _rules(options: AttentionOptions) -> dict[str, AttentionOptions]:
         if any(values[field] is not None and values[field] is not False for field in declaring):
             found[name] = replace(bare, **values)
     return found
-
-
-def _refuse_other_sizes(a: Sizes, b: Sizes) -> None:
-    lengths = (a.q_len, a.k_len), (b.q_len, b.k_len)
-    counts = (a.batch, a.heads), (b.batch, b.heads)
-    if lengths[0] != lengths[1]:
-        raise DataError("«against»", f"expected (S_q, S_k) = {lengths[0]}, got {lengths[1]}")
-    if any(1 not in pair and len(set(pair)) > 1 for pair in zip(*counts, strict=True)):
-        raise DataError("«against»", f"expected (B, H) = {counts[0]}, got {counts[1]}")
 
 
 def _pairs(a: Mask, b: Mask) -> Iterator[Pair]:

@@ -73,6 +73,7 @@ def nearest_of(view: HeadMask) -> Nearest:
     if view.marginals.kept:
         usual = list(_usual(plain, view.marginals))
         bases += [*usual, *_with_first_keys(usual, view)]
+    bases = [base for base in bases if base.left is None or base.left >= 0]  # as options have it
     both = dict.fromkeys(each for base in bases for each in (base, _padded(base, view)))
     for bound, pattern in sorted(
         ((_at_least(view, each), each) for each in both), key=lambda pair: pair[0]
@@ -102,12 +103,7 @@ def complete(pattern: Pattern, marginals: Marginals, hide: bool = False) -> Patt
     """The pattern with the padding that makes its cells those of the mask; None if none does.
 
     That a query sees keys of its own document alone, every so many-th, or the first ones beside
-    its window, is taken for granted.
-
-    Args:
-        pattern: without padding.
-        marginals: of the mask.
-        hide: whether queries that see nothing may be hidden altogether.
+    its window, is taken for granted. Queries that see nothing may be hidden altogether, if asked.
     """
     found, some = pattern.interval_mask(len(marginals.counts)), marginals.counts > 0
     if hide:
@@ -309,10 +305,7 @@ def _usual(plain: Pattern, marginals: Marginals) -> Iterator[Pattern]:
 
 def _at_least(view: HeadMask, pattern: Pattern) -> int:
     """In how many cells the pattern, or its inverse, differs at least, by sums of rows and keys."""
-    expected, marginals = (
-        pattern.interval_mask(view.rows).marginals(),
-        view.marginals,
-    )
+    expected, marginals = pattern.interval_mask(view.rows).marginals(), view.marginals
     pairs = (
         (marginals.counts, expected.counts, view.k_len),
         (marginals.used, expected.used, view.rows),
@@ -326,11 +319,5 @@ def _at_least(view: HeadMask, pattern: Pattern) -> int:
 
 def _padded(pattern: Pattern, view: HeadMask) -> Pattern:
     """The pattern without the keys that nearly no query sees who should."""
-    reach = pattern.interval_mask(view.rows).marginals().used
-    keep = 10 * view.marginals.used >= reach
-    if keep.all():
-        return pattern
-    hidden = np.flatnonzero(~keep)
-    if len(hidden) == view.k_len - hidden[0]:
-        return replace(pattern, length=int(hidden[0]))
-    return replace(pattern, keep=keep)
+    keep = 10 * view.marginals.used >= pattern.interval_mask(view.rows).marginals().used
+    return _with_padding(pattern, keep, ~keep)

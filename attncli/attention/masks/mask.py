@@ -78,14 +78,11 @@ class Mask:
             return self.convert(np.ones(shape, np.bool_))
         found = [rule.cells(block) for rule in self.rules]
         seen = reduce(lambda one, other: one & other, found)
-        if tuple(seen.shape[2:]) == shape[2:]:
-            return seen
         shape = (*seen.shape[:2], *shape[2:])
-        return (
-            np.broadcast_to(seen, shape).copy()
-            if isinstance(seen, np.ndarray)
-            else seen.expand(shape)
-        )
+        if seen.shape == shape:
+            return seen
+        on_host = isinstance(seen, np.ndarray)
+        return np.broadcast_to(seen, shape).copy() if on_host else seen.expand(shape)
 
     def bias(self, batch: slice, head: slice, rows: Index, cols: slice) -> Array | None:
         """Float (b | 1, h | 1, rows, cols) to add to visible logits; None where there is none."""
@@ -150,16 +147,12 @@ class Mask:
         of_heads = (heads.start, heads.stop) if self.differs(1) else ()
         key = (batch if self.differs(0) else 0, *of_heads)
         if key not in self._hulls:
-            self._hulls[key] = self._hull(batch, heads)
+            apart, mask = len(heads) > 1 and self.differs(1), self.on_host()
+            rules = tuple(rule for rule in mask.rules if not (apart and rule.differs(1)))
+            found, complete = replace(mask, rules=rules).head(batch, heads.start).by_rules
+            hull = found.hull()
+            self._hulls[key] = replace(hull, exact=hull.exact and complete and not apart)
         return self._hulls[key]
-
-    def _hull(self, batch: int, heads: range) -> Hull:
-        apart = len(heads) > 1 and self.differs(1)
-        rules = [rule for rule in self.on_host().rules if not (apart and rule.differs(1))]
-        alike = replace(self.on_host(), rules=tuple(rules))
-        found, complete = alike.head(batch, heads.start).by_rules
-        hull = found.hull()
-        return replace(hull, exact=hull.exact and complete and not apart)
 
     @property
     def added(self) -> Array | None:

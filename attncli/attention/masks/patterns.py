@@ -189,12 +189,14 @@ def _position_words(patterns: Sequence[Pattern]) -> str:
     if not first.causal and first.left is None and first.right is None:
         return ""
     where, dilation = _where(patterns), first.dilation
-    beside = (
-        "" if first.kept is None else f", the first {_keys(first.kept)} kept".replace(" 1 ", " ")
-    )
-    beside += "" if dilation is None else f", dilated by {dilation}"
+    kept = "" if first.kept is None else f", the first {_keys(first.kept)} kept"
+    beside = kept.replace(" 1 ", " ") + ("" if dilation is None else f", dilated by {dilation}")
     if not first.causal:
-        return f"{_two_sided(first.left, first.right)}{where}{beside}"
+        left, right = (
+            f"all keys to the {name}" if width is None else f"{_keys(width)} to the {name}"
+            for width, name in ((first.left, "left"), (first.right, "right"))
+        )
+        return f"window of {left} and {right}{where}{beside}"
     said = f"causal{where}"
     if first.left is None:
         return ("" if first.prefix is None else f"prefix of {first.prefix}, then ") + said + beside
@@ -202,13 +204,6 @@ def _position_words(patterns: Sequence[Pattern]) -> str:
         said += f" but for the first {_keys(first.prefix)} (prefix-LM),".replace(" 1 ", " ")
     own = f"{first.left + 1} with the query's own"
     return f"{said} with a window of {_keys(first.left)} to the left ({own}){beside}"
-
-
-def _two_sided(left: int | None, right: int | None) -> str:
-    def side(width: int | None, name: str) -> str:
-        return f"all keys to the {name}" if width is None else f"{_keys(width)} to the {name}"
-
-    return f"window of {side(left, 'left')} and {side(right, 'right')}"
 
 
 def _where(patterns: Sequence[Pattern]) -> str:
