@@ -14,7 +14,7 @@ from attncli.analysis.attention_arguments import (
     arguments_record,
     read_arguments,
 )
-from attncli.analysis.inputs import Group, load_groups
+from attncli.analysis.inputs import Group, load_groups, load_weights
 from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.attention.options import BEFORE_WEIGHTS, AttentionOptions, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
@@ -59,6 +59,26 @@ class GroupProblem:
             nothing = dict.fromkeys(("scale", "temperature", "kv_heads"))
             record |= nothing | {"row_sums": [problem.given.lowest, problem.given.highest]}
         return record
+
+
+def load_problems(
+    inputs: FileOptions,
+    words: AttentionWords,
+    precision: Precision,
+    device: str,
+    *,
+    weights: Sequence[str] | None = None,
+    example: bool = False,
+) -> list[GroupProblem]:
+    """The problems of all groups that the input options name, or of files of weights.
+
+    Arguments and errors as for `load_groups`, `load_weights` and `problem_of`.
+    """
+    if weights is None:
+        groups = load_groups(inputs, example=example)
+    else:
+        groups = load_weights(inputs, weights)
+    return [problem_of(one, inputs, words, precision, device) for one in groups]
 
 
 def load_problem(

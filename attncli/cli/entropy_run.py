@@ -11,10 +11,9 @@ from rich.console import RenderableType
 
 from attncli.analysis import entropy as analysis
 from attncli.analysis.entropy import ChosenHeads, GroupPlace, Record
-from attncli.analysis.inputs import load_groups, load_weights
 from attncli.analysis.options import AttentionWords, InputOptions, floats, integers, several
 from attncli.analysis.pictures import head_curves
-from attncli.analysis.problems import GroupProblem, inputs_record, params_record, problem_of
+from attncli.analysis.problems import GroupProblem, inputs_record, load_problems, params_record
 from attncli.attention.stages import select
 from attncli.attention.streaming.heads import HeadStatistics, Thresholds, draw_rows
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
@@ -43,11 +42,8 @@ def run(
     if "nan" in failures:
         inputs = replace(inputs, allow_nonfinite=True)
     printer = make_printer(output)
-    if options.weights is None:
-        groups = load_groups(inputs)
-    else:
-        groups = load_weights(inputs, options.weights)
-    made = [problem_of(one, inputs, words, output.precision, output.device) for one in groups]
+    computing = output.precision, output.device
+    made = load_problems(inputs, words, *computing, weights=options.weights)
     _tell_sums(made, printer)
     for one in made:
         printer.warn(one.warnings)

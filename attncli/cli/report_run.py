@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from attncli.analysis.entropy import HEAD, ChosenHeads, GroupPlace, limits_of, thresholds_typed
-from attncli.analysis.inputs import load_groups, load_weights
 from attncli.analysis.options import AttentionWords, InputOptions, integers
-from attncli.analysis.problems import GroupProblem, problem_of
+from attncli.analysis.problems import GroupProblem, load_problems
 from attncli.analysis.report import (
     ReportedHeads,
     by_batch,
@@ -52,11 +51,8 @@ def run(inputs: InputOptions, words: AttentionWords, options: ReportOptions) -> 
     printer = Printer(target=options.output, quiet=options.quiet)
     if options.output != "-":
         require_folder(options.output)
-    if options.weights is None:
-        groups = load_groups(inputs, example=True)
-    else:
-        groups = load_weights(inputs, options.weights)
-    made = [problem_of(one, inputs, words, options.precision, options.device) for one in groups]
+    computing = options.precision, options.device
+    made = load_problems(inputs, words, *computing, weights=options.weights, example=True)
     for one in made:
         printer.warn(one.warnings)
     pairs = [(one, chosen) for one in made for chosen in _chosen(one, options)]

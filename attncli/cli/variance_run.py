@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from attncli.analysis import variance as analysis
-from attncli.analysis.inputs import describe, load_groups, read_tensor
+from attncli.analysis.inputs import describe, read_tensor
 from attncli.analysis.options import (
     AttentionWords,
     FileOptions,
@@ -21,8 +21,8 @@ from attncli.analysis.problems import (
     GroupProblem,
     inputs_record,
     load_problem,
+    load_problems,
     params_record,
-    problem_of,
 )
 from attncli.attention.options import DistributionName, Precision
 from attncli.attention.variance.experiment import ExperimentSpec
@@ -154,13 +154,12 @@ def _temperatures(options: ExperimentOptions, words: AttentionWords) -> Sequence
 def _run_audit(
     inputs: FileOptions, words: AttentionWords, output: PlotOptions, printer: Printer
 ) -> list[Record]:
-    groups, drawn = load_groups(inputs), list[Record]()
+    made, drawn = load_problems(inputs, words, output.precision, output.device), list[Record]()
     printer.warn(
         f"«{name}» comes after the scaled scores: their variance does not depend on it"
         for name in ("softcap", "alibi", "alibi_slopes", "sinks")
         if getattr(words, name)
     )
-    made = [problem_of(one, inputs, words, output.precision, output.device) for one in groups]
     for one in made:
         printer.warn(one.warnings)
     write_result(
