@@ -56,7 +56,8 @@ def test_every_column_is_as_from_q_and_k(
         assert [told.pop(name) for name in WITHOUT_LOGITS] == [None] * 4
         told |= told.pop("scores")
         plain |= plain.pop("scores")
-        assert told.pop("label") == plain.pop("label")
+        for name in ("label", "nearest_label"):
+            assert told.pop(name) == plain.pop(name)
         for name, value in told.items():
             assert value == (None if plain[name] is None else pytest.approx(plain[name], **near))
     assert found.rows is not None
