@@ -19,6 +19,8 @@ from attncli.attention.steps import logits
 _NOTHING = -1e6
 # Rows whose entropies are told one by one.
 FIRST_ROWS = 16
+# Queries and keys up to which a mask is told cell by cell.
+SMALL = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Walkthrough:
         naive_underflows: rows whose naive softmax is 0/0 in float32.
         rows: real queries, batch by batch and head by head.
         row_entropies_bits: of the first rows, in bits; None for empty ones.
+        small_mask: which keys each query of the first head sees, where both are few; else empty.
         online: the running softmax of the row that sees most keys, block by block.
     """
 
@@ -58,6 +61,7 @@ class Walkthrough:
         self.cells = self.masked_cells = self.empty_rows = self.rows = 0
         self.naive_overflows = self.naive_underflows = 0
         self.row_entropies_bits: tuple[float | None, ...] = ()
+        self.small_mask: tuple[tuple[bool, ...], ...] = ()
         self.online: tuple[OnlineStep, ...] = ()
         names = [entry.name for entry in fields(SoftmaxStats)]
         self._unscaled = {name: RunningStatistics() for name in names}
@@ -88,6 +92,8 @@ class Walkthrough:
         for stage, block in blocks.items():
             values = block.values.numpy()[real]
             self.statistics[stage].add(values[visible] if stage.over_keys else values)
+        if not self.small_mask and max(visible.shape) <= SMALL:
+            self.small_mask = tuple(map(tuple, visible.tolist()))
         seen = visible.any(1)
         self.rows += len(visible)
         self.cells += visible.size

@@ -69,7 +69,8 @@ class ComputeOptions:
     )
     skip_first: int = option(0, "Leave the first N keys out of the colours.", "N", minimum=0)
     explain: bool = option(False, "Walk through the stages: formula, purpose, numbers.")
-    step: bool = option(False, "With «explain» on a terminal: wait between stages.")
+    step: bool = option(False, "With «explain» on a terminal: walk forward and back by keys.")
+    shapes: bool = option(False, "The shape of each step, for one head and for all of them.")
 
 
 def compute(
@@ -82,8 +83,13 @@ def compute(
     """
     if options.step and not options.explain:
         raise UsageError("--step", "expected --explain beside it, got --step alone")
-    if options.heatmap and options.explain:
-        raise UsageError("--heatmap", "expected either --explain or --heatmap, got both")
+    ways = [way for way in ("explain", "heatmap", "shapes") if getattr(options, way)]
+    if len(ways) > 1:
+        wanted = f"expected either --{ways[0]} or --{ways[1]}, got both"
+        raise UsageError(f"--{ways[1]}", wanted)
+    for name, target in (("--save", options.save), ("--plot", output.plot)):
+        if options.shapes and target is not None:
+            raise UsageError(name, "expected stages to write, got --shapes, which computes none")
     if options.heatmap and output.format is not Format.TABLE:
         raise UsageError("--heatmap", f"expected --format table, got {output.format}")
     _run("compute", inputs, words, options, output)

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from attncli.attention.problem import Problem
 from attncli.attention.stages import Stage
 from attncli.attention.walkthrough import Walkthrough
+from attncli.columns import column
 from attncli.report import Unit
 from attncli.report.table import decimals, scale_text
 
-# exp(x) overflows float32 above this.
-FLOAT32_EXP_LIMIT = 88.72
+# exp(x) overflows above these.
+EXP_LIMITS = {"float16": 11.09, "float32": 88.72, "float64": 709.78}
+FLOAT32_EXP_LIMIT = EXP_LIMITS["float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,72 @@ class Facts:
         """An entropy in the unit asked for, without its name."""
         factor = 1.0 if self.unit is Unit.BITS else math.log(2)
         return self.number(None if bits is None else bits * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the shapes of all steps follow from.
+
+    Attributes:
+        problem: Q, K and V.
+        model_width: width d of X where Q, K and V are projected from it; None elsewhere.
+        projected_width: columns of W_O; None without one.
+    """
+
+    problem: Problem
+    model_width: int | None
+    projected_width: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """One step in short."""
+
+    step: str = column("step", is_key=True)
+    operation: str = column("operation")
+    one_head: str = column("one head", description="its shape without batch and heads")
+    all_heads: str = column("batch × heads", description="its shape with them")
+    purpose: str = column("purpose")
+
+
+def step_shapes(sizes: Sizes) -> list[StepShape]:
+    """Every step of this problem from the input on, with the shape of what it gives."""
+    problem, width = sizes.problem, sizes.model_width
+    batch, heads, shared = problem.sizes.batch, problem.sizes.heads, problem.kv_heads
+    q_len, k_len = problem.sizes.q_len, problem.sizes.k_len
+    found = []
+
+    def add(step: str, operation: str, shape: tuple[int, int], of: int, purpose: str) -> None:
+        whole = (batch, of, *shape) if of else (batch, *shape)
+        found.append(StepShape(step, operation, str(shape), str(whole), purpose))
+
+    def projected(name: str) -> str:
+        return "given" if width is None else f"X W_{name}"
+
+    if width is not None:
+        add("X", "given", (q_len, width), 0, "a vector for each token")
+    add("Q", projected("Q"), (q_len, problem.dk), heads, "what each token asks for")
+    add("K", projected("K"), (k_len, problem.dk), shared, "what each token answers to")
+    if problem.dv is not None:
+        add("V", projected("V"), (k_len, problem.dv), shared, "what each token hands over")
+    said = {
+        Stage.SCORES: "how well each key answers",
+        Stage.SCALED: "keep softmax where it has a gradient",
+        Stage.CAPPED: "bound the logits",
+        Stage.MASKED: "hide the future and padding",
+        Stage.WEIGHTS: "shares that sum to 1",
+    }
+    for stage, purpose in said.items():
+        if stage is not Stage.CAPPED or problem.softcap is not None:
+            operation = formula(problem, stage).partition(" = ")[2]
+            operation += ", −∞ where hidden" if stage is Stage.MASKED else ""
+            add(str(stage), operation, (q_len, k_len), heads, purpose)
+    if problem.dv is not None:
+        add("output", "weights V", (q_len, problem.dv), heads, "a weighted mean of values")
+    if problem.dv is not None and sizes.projected_width is not None:
+        shape = (q_len, sizes.projected_width)
+        add("projected", "concat(output) W_O", shape, 0, "mix the heads")
+    return found
 
 
 def formula(problem: Problem, stage: Stage) -> str:
@@ -145,11 +213,15 @@ def _scale(facts: Facts) -> Step:
         f"Jacobian) {number(walk.unscaled.softmax_grad)} without, "
         f"{number(walk.scaled.softmax_grad)} with",
     ]
-    if problem.temperature != 1:
+    if not isinstance(problem.scale, tuple):
         findings.append(
-            f"temperature {problem.temperature:g}: below 1 sharpens, above 1 flattens; √d_k itself "
-            "is one"
+            "the scale after softmax instead would change no share: rows would sum to "
+            f"{number(problem.scale)}"
         )
+    findings.append(
+        f"temperature {problem.temperature:g}: below 1 sharpens, above 1 flattens; √d_k = "
+        f"{number(1 / usual)} itself is one, and some models learn theirs"
+    )
     return Step(
         "scaled",
         formula(problem, Stage.SCALED) + known,
@@ -189,6 +261,9 @@ def _mask(facts: Facts) -> Step:
             f"{walk.empty_rows} queries see no key at all: their weights and output are 0, and "
             "they count in no mean"
         )
+    if walk.masked_cells and walk.small_mask:
+        rows = (" ".join("0" if seen else "−∞" for seen in row) for row in walk.small_mask)
+        findings.append(f"M, which is added, row by row: {'; '.join(rows)}")
     if problem.mask.slopes is not None:
         slopes = ", ".join(f"{slope:g}" for slope in problem.mask.slopes[:8])
         findings.append(f"ALiBi subtracts slope · distance; slopes per head: {slopes}")
@@ -218,14 +293,17 @@ def _softmax(facts: Facts) -> Step:
             f"the naive form would do here, below {FLOAT32_EXP_LIMIT}; at logits [1000, 1000] it "
             "gives inf/inf = nan where the stable form gives [0.5, 0.5]"
         )
+    limits = ", ".join(f"{limit} in {name}" for name, limit in EXP_LIMITS.items())
+    findings.append(f"exp overflows above {limits}; below the maximum every exp is at most 1")
     if problem.sinks is not None:
         findings.append("a sink logit joins the denominator: rows sum to less than 1")
     return Step(
         "weights",
         "weights = exp(x − max) / Σ exp(x − max), row by row",
         f"({problem.sizes.q_len}×{problem.sizes.k_len}), every row sums to 1",
-        "Turns logits into shares. Subtracting the row's maximum changes nothing in exact "
-        "arithmetic and keeps exp from overflowing.",
+        "Turns logits into shares. Subtracting the row's maximum m changes nothing in exact "
+        "arithmetic, since exp(x − m) = exp(x) / exp(m) and exp(m) cancels, and keeps exp from "
+        "overflowing.",
         tuple(findings),
     )
 

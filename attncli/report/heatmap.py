@@ -135,9 +135,22 @@ def names_of_rows(stage: Stage, batch: int, view: StageView) -> list[str]:
 
 
 def heat_map(
-    matrix: PooledMatrix, canvas: Canvas, view: StageView, *, largest: bool
+    matrix: PooledMatrix,
+    canvas: Canvas,
+    view: StageView,
+    *,
+    largest: bool = False,
+    title: str = "",
 ) -> Iterator[RenderableType]:
-    """Draw one matrix under its formula; `largest` says what a point is of its cells."""
+    """Draw one matrix.
+
+    Args:
+        matrix: what to draw.
+        canvas: where, as `canvas_for` gave it for the matrix before it was pooled.
+        view: of which selection it is, and how it is shown.
+        largest: whether a point is the largest of its cells.
+        title: above it, in the place of its formula.
+    """
     batch = view.selection.batches.index(matrix.batch)
     sizes, stage = view.problem.sizes, matrix.stage
     rows, columns = int(matrix.row_edges[-1]), int(matrix.column_edges[-1])
@@ -148,7 +161,7 @@ def heat_map(
     yield from HeatMap(
         matrix,
         canvas,
-        f"{formula(view.problem, stage)}{place}   ({rows}, {columns})",
+        f"{title or formula(view.problem, stage)}{place}   ({rows}, {columns})",
         _names_of_lines(matrix, canvas.rows_a_line, names_of_rows(stage, batch, view), view),
         tokens,
         view.shading(stage, matrix.values),

@@ -59,3 +59,37 @@ def test_the_table_walks_through_every_group(run: Run, files: Path) -> None:
     assert Path("out.txt").read_text() == out
     run("compute", "g.npz", "-o", "out.txt")
     assert "group a" in Path("out.txt").read_text()
+
+
+def test_shapes_of_one_head_and_of_all(run: Run, files: Path) -> None:
+    words = ("compute", "bundle.npz", "--causal", "--query-offset", 2, "--softcap", 5, "--shapes")
+    records = run(*words, "-f", "json").json["data"]
+    shapes = {one["step"]: (one["one_head"], one["all_heads"]) for one in records}
+    assert shapes == {
+        "Q": ("(5, 8)", "(2, 4, 5, 8)"),
+        "K": ("(7, 8)", "(2, 2, 7, 8)"),
+        "V": ("(7, 6)", "(2, 2, 7, 6)"),
+        **dict.fromkeys(("scores", "scaled", "capped"), ("(5, 7)", "(2, 4, 5, 7)")),
+        **dict.fromkeys(("masked", "weights"), ("(5, 7)", "(2, 4, 5, 7)")),
+        "output": ("(5, 6)", "(2, 4, 5, 6)"),
+    }
+    table = run(*words).stdout
+    assert run("compute", *words[1:-1], "--explain").stdout.endswith(f"in short\n{table}\n")
+    assert "--shapes, which computes none" in run(*words, "--save", "x.npz", code=2).stderr
+
+
+def test_shapes_of_a_projection(run: Run, files: Path) -> None:
+    for name, shape in (("x", (5, 6)), ("wq", (6, 8)), ("wk", (6, 8)), ("wo", (8, 3))):
+        np.save(f"{name}.npy", np.ones(shape))
+    words = [word for name in ("x", "wq", "wk", "wo") for word in (f"--{name}", f"{name}.npy")]
+    found = run("compute", *words, "--wv", "wk.npy", "--heads", 2, "--shapes", "-f", "json").json
+    shapes = [(one["step"], one["operation"], one["all_heads"]) for one in found["data"]]
+    assert shapes[:2] == [("X", "given", "(1, 5, 6)"), ("Q", "X W_Q", "(1, 2, 5, 4)")]
+    assert shapes[-1] == ("projected", "concat(output) W_O", "(1, 5, 3)")
+
+
+def test_a_small_mask_is_told_cell_by_cell(run: Run) -> None:
+    steps = steps_of(run, "--causal")
+    told = "M, which is added, row by row: 0 −∞ −∞ −∞; 0 0 −∞ −∞; 0 0 0 −∞; 0 0 0 0"
+    assert told in steps["masked"]["findings"]
+    assert "M, which" not in str(steps_of(run, "--q-len", 9, "--k-len", 9, "--causal"))

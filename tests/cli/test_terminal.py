@@ -12,17 +12,19 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from plain import Run
 
+from attncli.cli.pages import page_after
 from attncli.report import Color
 from attncli.report.printer import Printer
 from attncli.report.table import TableColumn, decimals, table, text_width
 
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
+ANSI = re.compile(r"\x1b\[[0-9;]*[mJH]")
 
 
 @pytest.fixture
@@ -202,7 +204,8 @@ PROMPT = b"q: quit "
 def on_a_terminal(arguments: list[str], *answers: bytes, **environment: str) -> tuple[int, str]:
     """Run the program on a pseudo-terminal of 80 columns; its exit code and what it shows.
 
-    Each answer is typed once the program has asked for it.
+    Each answer is typed once the program has asked for it, and again where it came before the
+    program read single keys: what is there by then is thrown away.
     """
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -219,11 +222,15 @@ def on_a_terminal(arguments: list[str], *answers: bytes, **environment: str) -> 
     os.close(child)
     shown, typed = b"", 0
     try:
-        while select.select([parent], [], [], 60)[0]:
-            shown += os.read(parent, 65536)
-            if shown.count(PROMPT) > typed < len(answers):
-                os.write(parent, answers[typed])
-                typed += 1
+        for _ in range(20):
+            while select.select([parent], [], [], 5)[0]:
+                shown += os.read(parent, 65536)
+                if shown.count(PROMPT) > typed < len(answers):
+                    time.sleep(0.1)
+                    os.write(parent, answers[typed])
+                    typed += 1
+            if typed and shown.count(PROMPT) == typed:
+                os.write(parent, answers[typed - 1])
     except OSError:  # how Linux says that nobody is left at the other end
         return running.wait(timeout=120), shown.decode().replace("\r\n", "\n")
     finally:
@@ -253,15 +260,43 @@ def test_a_real_terminal_without_colour_or_unicode() -> None:
 @pytest.mark.parametrize(
     ("answers", "code", "pages"),
     [
-        ((b"\n", b"\n", b"b\n", b"q\n"), 0, [1, 2, 3, 2]),
-        ((b"\x04",), 0, [1]),
-        ((b"\n", b"\x03"), 130, [1, 2]),
+        ((b"\n", b"\x1b[C", b"b", b"q"), 0, [1, 2, 3, 2]),
+        ((b"\x1b[F", b"\x1b[C", b"\x1b[D", b"5", b"\x1b[H", b"\x04"), 0, [1, 11, 11, 10, 5, 1]),
+        ((b"\x1b[F", b"\n"), 0, [1, 11]),
+        ((b"n", b"\x03"), 130, [1, 2]),
     ],
-    ids=["enter-back-quit", "end-of-input", "interrupt"],
+    ids=["back-and-quit", "arrows", "enter-at-the-end", "interrupt"],
 )
 def test_step_by_step(answers: tuple[bytes, ...], code: int, pages: list[int]) -> None:
     found, shown = on_a_terminal(["compute", "--explain", "--step"], *answers)
     assert found == code
-    assert [int(page) for page in re.findall(r"\[(\d+)/\d+\] Enter", shown)] == pages
+    assert [int(page) for page in re.findall(r"\[(\d+)/11\] → next", shown)] == pages
     assert "Traceback" not in shown
     assert widest(shown) <= 80
+
+
+def test_steps_show_their_matrices() -> None:
+    _, shown = on_a_terminal(["compute", "--causal", "--explain", "--step"], b"5", b"q")
+    assert "weights = softmax(masked)   (4, 4)" in ANSI.sub("", shown)
+    assert "0.3866" in shown
+    assert "48;5;" in shown
+
+
+@pytest.mark.parametrize(
+    ("keys", "at", "following"),
+    [
+        (("\r", "\n", "n", " ", "\x1b[C", "\x1b[B", "\x1bOC", "\x1b[6~", "\xe0M"), 3, 4),
+        (("p", "b", "\x7f", "\x1b[D", "\x1b[A", "\x1bOD", "\x1b[5~", "\xe0K"), 3, 2),
+        (("\x1b[H", "\x1b[1~", "g", "1"), 3, 0),
+        (("\x1b[F", "\x1b[4~", "G", "0"), 3, 9),
+        (("\x1b[D", "1"), 0, 0),
+        (("\x1b[C", "9"), 9, 8),
+        (("q", "Q", "\x1b"), 3, None),
+        (("x", "\x1b[Z", "²"), 3, 3),
+    ],
+)
+def test_keys_lead_to_pages(keys: tuple[str, ...], at: int, following: int | None) -> None:
+    for key in keys:
+        expected = 9 if key == "\x1b[C" and at == 9 else following
+        assert page_after(key, at, 10) == expected, repr(key)
+    assert page_after("\r", 9, 10) is None

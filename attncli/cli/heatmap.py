@@ -1,0 +1,54 @@
+"""`compute --heatmap`: pictures of stages, as many as there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from rich.console import RenderableType
+
+from attncli.cli.commands import ComputeOptions, OutputOptions
+from attncli.cli.stages import GroupStages, opening, view_of
+from attncli.report import Pooling
+from attncli.report.heatmap import (
+    FEWEST_LINES,
+    FRAME_LINES,
+    MOST_LINES,
+    canvas_for,
+    heat_map,
+    names_of_rows,
+)
+from attncli.report.printer import Printer
+
+
+def heat_maps(
+    asked: list[GroupStages], options: ComputeOptions, output: OutputOptions, printer: Printer
+) -> Iterator[RenderableType]:
+    """Pictures of stages: a terminal has lines for some heads of each, elsewhere all are drawn."""
+    pictures = [(one, stage) for one in asked for stage in one.asked.stages]
+    share = max(FEWEST_LINES + FRAME_LINES, MOST_LINES // len(pictures))
+    largest = options.pool is Pooling.MAX
+    used = left = 0
+    before: GroupStages | None = None
+    for one, stage in pictures:
+        view = view_of(one, options, output, printer)
+        batches, heads, rows, columns = one.asked.results()[stage].shape
+        names = names_of_rows(stage, 0, view)
+        canvas = canvas_for(rows, columns, names, output.digits, printer, lines=share)
+        fitting = batches * heads
+        if printer.on_terminal:
+            fits = not used or used + canvas.lines <= MOST_LINES
+            fitting = min(fitting, max(1, share // canvas.lines)) if fits else 0
+        if fitting and one is not before:
+            yield from ([""] if before else [])
+            yield from opening(one, printer)
+            before = one
+        pooled = one.asked.pooled(stage, canvas.rows, canvas.columns, largest=largest)
+        for matrix in islice(pooled, fitting):
+            yield ""
+            yield from heat_map(matrix, canvas, view, largest=largest)
+        used += fitting * canvas.lines
+        left += batches * heads - fitting
+    if left:
+        yield ""
+        yield f"{left} more not drawn: --group, --head-index, --batch-index, --stage"
