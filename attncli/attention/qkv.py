@@ -247,7 +247,12 @@ def problem_of_weights(
         if value is not None and value is not False and not (name == "temperature" and value == 1):
             behind = "it has shaped them already"
             raise UsageError(f"«{name}»", f"expected nothing beside «weights», got it; {behind}")
-    whole = _as_rank_4(weights)
+    if not 2 <= weights.ndim <= 4:
+        expected = "(S_q, S_k), (H, S_q, S_k) or (B, H, S_q, S_k)"
+        raise DataError("weights", f"expected {expected}, got {tuple(weights.shape)}")
+    if weights.dtype is torch.bool or weights.is_complex():
+        raise DataError("weights", f"expected real numbers, got {weights.dtype}")
+    whole = weights.detach()[(None,) * (4 - weights.ndim)]
     if not allow_nonfinite:
         refuse_nonfinite(whole, "weights")
     sizes = Sizes(*whole.shape)
@@ -279,15 +284,6 @@ class _Seen:
     columns_off: float  # how far from 1 the sums of columns are at most
     on_hidden: float  # the most that a row gives to keys which the mask hides
     zeros: float  # visible cells of weight 0, as a share of all visible ones
-
-
-def _as_rank_4(weights: torch.Tensor) -> torch.Tensor:
-    if not 2 <= weights.ndim <= 4:
-        expected = "(S_q, S_k), (H, S_q, S_k) or (B, H, S_q, S_k)"
-        raise DataError("weights", f"expected {expected}, got {tuple(weights.shape)}")
-    if weights.dtype is torch.bool or weights.is_complex():
-        raise DataError("weights", f"expected real numbers, got {weights.dtype}")
-    return weights.detach()[(None,) * (4 - weights.ndim)]
 
 
 def _examined(weights: torch.Tensor, mask: Mask) -> _Seen:
@@ -331,7 +327,11 @@ def _judged(seen: _Seen, weights: torch.Tensor, mask: Mask) -> list[str]:
     Raises:
         DataError: what cannot be weights.
     """
-    lowest, highest, tolerance = seen.lowest, seen.highest, _tolerance(weights)
+    lowest, highest, tolerance = seen.lowest, seen.highest, ROW_SUM_TOLERANCE
+    if weights.is_floating_point():  # how far from 1 rounding takes the sum of a row of this dtype
+        kind = torch.finfo(weights.dtype)
+        subnormal = kind.smallest_normal * kind.eps
+        tolerance = max(tolerance, 2 * kind.eps + weights.shape[-1] * subnormal / 2)
     if lowest is None or highest is None:
         return []
     said = []
@@ -361,12 +361,3 @@ def _judged(seen: _Seen, weights: torch.Tensor, mask: Mask) -> list[str]:
             "hidden by something else; they count as visible"
         )
     return said
-
-
-def _tolerance(weights: torch.Tensor) -> float:
-    """How far from 1 rounding takes the sum of a row of this dtype."""
-    if not weights.is_floating_point():
-        return ROW_SUM_TOLERANCE
-    kind = torch.finfo(weights.dtype)
-    subnormal = kind.smallest_normal * kind.eps
-    return max(ROW_SUM_TOLERANCE, 2 * kind.eps + weights.shape[-1] * subnormal / 2)

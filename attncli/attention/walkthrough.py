@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -211,18 +210,11 @@ def walk_through(problem: Problem, selection: Selection | None = None) -> Walkth
         problem: what to explain.
         selection: which batches, heads and rows; None for all.
     """
-    found = Walkthrough(problem)
-    for blocks in _together(problem, selection or select(problem)):
-        found.add(blocks)
+    found, stages = Walkthrough(problem), stages_of(problem)
+    together: dict[Stage, Block] = {}  # all stages of the same rows
+    for block in stage_blocks(problem, stages, selection or select(problem)):
+        together[block.stage] = block
+        if len(together) == len(stages):
+            found.add(together)
+            together = {}
     return found
-
-
-def _together(problem: Problem, selection: Selection) -> Iterator[dict[Stage, Block]]:
-    """All stages of the same rows at once."""
-    stages = stages_of(problem)
-    found: dict[Stage, Block] = {}
-    for block in stage_blocks(problem, stages, selection):
-        found[block.stage] = block
-        if len(found) == len(stages):
-            yield found
-            found = {}

@@ -144,7 +144,8 @@ class Distribution:
     def assumption(self, dk: int) -> str:
         """What the theoretical variance assumes, with its growth by d_k, as one line."""
         variance = self.dot_variance(dk)
-        value = "does not exist" if variance is None else f"= {_multiple(variance / dk)}d_k"
+        factor = "" if variance is None else f"{variance / dk:.6g}·".removeprefix("1·")
+        value = "does not exist" if variance is None else f"= {factor}d_k"
         rho = self.correlation
         bond = f"correlation {rho:g} between q and k" if rho else "q and k independent"
         formula = "d_k·(σ⁴ + 2μ²σ²)"
@@ -193,9 +194,3 @@ class Distribution:
         mean = "none" if self.entry_mean is None else f"{self.entry_mean:g}"
         std = "none" if self.entry_std is None else f"{self.entry_std:g}"
         return f"{family} entries: mean {mean}, std {std}"
-
-
-def _multiple(factor: float) -> str:
-    """A factor before a symbol: nothing where it is 1."""
-    text = f"{factor:.6g}"
-    return "" if text == "1" else f"{text}·"

@@ -7,7 +7,7 @@ import math
 import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from statistics import NormalDist
 
@@ -267,12 +267,8 @@ class ClusterSums:
 
     def __add__(self, other: ClusterSums) -> ClusterSums:
         """Sums over the groups of both."""
-        return ClusterSums(
-            self.groups + other.groups,
-            self.first + other.first,
-            self.second + other.second,
-            self.fourth + other.fourth,
-        )
+        names = [entry.name for entry in fields(self)]
+        return ClusterSums(*(getattr(self, name) + getattr(other, name) for name in names))
 
     @property
     def shift(self) -> float:
@@ -366,9 +362,9 @@ def _chunk(
 
 def _reference(spec: ExperimentSpec) -> float:
     """What scores without their constant lie about."""
-    mean = spec.distribution.dot_mean(spec.dk)
-    shared = spec.distribution.correlation * (spec.distribution.entry_std or 0.0) ** 2
-    return 0.0 if mean is None else spec.dk * shared
+    entries = spec.distribution
+    shared = entries.correlation * (entries.entry_std or 0.0) ** 2
+    return 0.0 if entries.entry_mean is None else spec.dk * shared
 
 
 def _scores(spec: ExperimentSpec, rng: np.random.Generator, queries: int) -> NDArray[np.float64]:
