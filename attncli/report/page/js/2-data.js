@@ -123,6 +123,11 @@ const HEADS = D.heads.head.map((_, i) => {
   return { ...h, i, local: i - GROUPS[h.group].first };
 });
 const layerOf = g => (/^\d+$/.test(g.short) ? t("js.layer", { name: g.short }) : g.short);
+/** "layer 3, head 1", without a layer where the group has no name. */
+const nameOf = h => {
+  const layer = layerOf(GROUPS[h.group]);
+  return t(layer ? "js.head.name" : "js.head.only", { layer, head: h.head });
+};
 
 /** What is looked at: head `at` of HEADS, query and key, and how it is coloured. */
 const S = { at: D.start, q: 0, k: 0, pinned: false, scale: "log", how: "mean", skip: 0 };

@@ -63,7 +63,7 @@ function layoutMap() {
   const left = Math.ceil(Math.min(longest(q.names), narrow ? 56 : 84) + 8);
   const above = Math.ceil(longest(k.names) * 0.82 + 14); // names stand at 55°
   const [strip, gap, ratio] = [narrow ? 12 : 18, 5, devicePixelRatio || 1];
-  const room = Math.min((width - left - strip - gap) / k.count, 44);
+  const room = Math.min((width - left - strip - gap) / k.count, k.count > 8 ? 44 : 68);
   const cell = Math.max(1, Math.floor(room * ratio)) / ratio; // whole pixels of the device
   const [across, down, top] = [cell * k.count, cell * q.count, above + strip + gap];
   places = { left, top, cell, strip, ratio };
@@ -212,6 +212,7 @@ function readout(aloud) {
     ranking(column, q.names, 4, S.q)
   );
   const rows = q.single(S.q) ? ` --rows ${q.edges[S.q]}` : "";
+  $("hcmd").parentElement.hidden = !g.commands.compute; // given weights need not be computed
   $("hcmd").textContent = `${g.commands.compute} --head-index ${h.head} --stage weights${rows}`;
   const said = { query: q.names[S.q], key: k.names[S.k], weight: weightText(w) };
   if (aloud) $("live").textContent = t("js.read.aloud", said);

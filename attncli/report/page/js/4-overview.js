@@ -2,13 +2,12 @@
 // All heads: layers down, heads across, as pictures or as one number each; and the choice of one.
 
 /** What a head can be shown by: its column, digits, and the value at which the ramp ends. */
-const most = (column, least) => Math.max(least, ...D.heads[column]);
 const METRICS = {
   entropy: ["entropy_bits_mean", 1, Math.log2(Math.max(2, ...GROUPS.map(g => g.k_len)))],
   sink: ["sink_mass_mean", 2, 1],
   largest: ["max_weight_mean", 2, 1],
   distance: ["distance_mean", 1, Math.max(1, ...GROUPS.map(g => g.k_len / 3))],
-  logit: ["max_logit", 0, most("max_logit", 1)],
+  logit: ["max_logit", 0, Math.max(1, ...D.heads.max_logit)],
 };
 const WIDEST = Math.max(...GROUPS.map(g => g.heads));
 const thumbs = []; // the buttons, in the order of HEADS
@@ -43,8 +42,7 @@ function buildGrid() {
 
 function headButton(h) {
   const title = t("js.head.title", {
-    layer: GROUPS[h.group].name,
-    head: h.head,
+    name: nameOf(h),
     label: labelOf(h),
     entropy: fixed(h.entropy_bits_mean),
     sink: fixed(h.sink_mass_mean),
@@ -67,6 +65,8 @@ function layoutGrid() {
   const [lead, gap] = small ? [30, 2] : [72, 5];
   const side = clamp(Math.floor((room - lead) / WIDEST - gap), 22, 92);
   $("grid").style.gridTemplateColumns = `minmax(${lead}px, max-content) repeat(${WIDEST}, ${side}px)`;
+  const cells = Math.max(...GROUPS.map(g => g.small.k.count));
+  $("grid").classList.toggle("fine", cells > side * (devicePixelRatio || 1));
   const edges = $("grid").querySelectorAll("[role=rowheader]");
   GROUPS.forEach((g, i) => (edges[i].textContent = small ? g.short : layerOf(g)));
 }
@@ -116,7 +116,7 @@ function select(i, byUser = true) {
     button.setAttribute("aria-selected", j === i);
     button.tabIndex = j === i ? 0 : -1;
   });
-  $("headname").textContent = t("js.head.name", { layer: layerOf(g), head: h.head });
+  $("headname").textContent = nameOf(h);
   const facts = {
     entropy: fixed(h.entropy_bits_mean),
     keys: fixed(h.effective_keys_mean, 1),
@@ -146,7 +146,8 @@ function telling({ k }, h) {
 }
 
 function bindOverview() {
-  const metrics = ["pictures", ...Object.keys(METRICS)].map(name => [name, t("js.metric." + name)]);
+  const known = Object.keys(METRICS).filter(name => D.heads[METRICS[name][0]].some(x => x !== null));
+  const metrics = ["pictures", ...known].map(name => [name, t("js.metric." + name)]);
   choices($("metric"), metrics, () => S.metric, value => ((S.metric = value), drawGrid()));
   const scales = ["log", "sqrt", "linear", "even"].map(name => [name, t("js.scale.name." + name)]);
   choices($("scale"), scales, () => S.scale, value => ((S.scale = value), drawMap(), drawGrid()));

@@ -209,16 +209,16 @@ function drawShapes() {
   const g = group();
   const of = (heads, ...sizes) =>
     `(${[...(T.full ? [g.batches, heads] : []), ...sizes].filter(size => size !== null).join(", ")})`;
-  const dv = g.dv ?? "d_v";
+  const [dk, dv] = [g.dk ?? "d_k", g.dv ?? "d_v"]; // of given weights nobody knows them
   const pairs = of(g.heads, g.q_len, g.k_len);
   const output = of(g.heads, g.q_len, dv);
   const part = ([name, made, shape]) =>
     el("div", {}, text("b", name), el("span", {}, ...formula(made)), text("code", shape));
   const strip = [
-    [["X", t("js.shapes.input"), of(null, g.q_len, g.heads * g.dk)]],
+    [["X", t("js.shapes.input"), of(null, g.q_len, g.dk ? g.heads * g.dk : "d_model")]],
     [
-      ["Q", "X W_Q", of(g.heads, g.q_len, g.dk)],
-      ["K", "X W_K", of(g.kv_heads, g.k_len, g.dk)],
+      ["Q", "X W_Q", of(g.heads, g.q_len, dk)],
+      ["K", "X W_K", of(g.kv_heads, g.k_len, dk)],
       ["V", "X W_V", of(g.kv_heads, g.k_len, dv)],
     ],
     [["S", "Q Kᵀ ÷ √dₖ + M", pairs]],

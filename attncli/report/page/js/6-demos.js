@@ -160,11 +160,12 @@ const M = { kind: "causal", step: 2, value: 2 };
 let markMaskDots = () => {};
 
 /** Scaled scores of the first eight tokens, and their names: of the head that is looked at, or,
- * where the report has only weights, of the example. */
+ * where the report has only weights of it, or too few queries, of the example. */
+const ownCorner = g => g.corners && Math.min(g.q_len, g.k_len) > 2;
 function corner() {
   const [h, g] = [head(), group()];
-  if (!g.corners) return [stages().scaled, indexed("t", X.q.length), indexed("t", X.k.length)];
   const n = Math.min(8, g.q_len, g.k_len);
+  if (!ownCorner(g)) return [stages().scaled, indexed("t", X.q.length), indexed("t", X.k.length)];
   const rows = range(n).map(i => [...g.corners.subarray((h.local * n + i) * n, (h.local * n + i + 1) * n)]);
   const names = axis => range(n).map(i => (axis.tokens && axis.single(i) ? axis.names[i] : String(i)));
   return [rows, names(g.full.q), names(g.full.k)];
@@ -198,7 +199,7 @@ function drawMask() {
     t("js.mask.step." + M.step),
     t("js.mask.why." + M.kind),
     t("js.mask.count", count),
-    group().corners ? t("js.mask.of", { head: $("headname").textContent, n }) : "",
+    ownCorner(group()) ? t("js.mask.of", { head: $("headname").textContent, n }) : "",
   ].join(" ");
   $("mcmd").textContent = `attncli mask --k-len ${n}${options(v, n)}`;
   [$("mback").disabled, $("mnext").disabled] = [M.step === 0, M.step === 2];
