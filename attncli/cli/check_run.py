@@ -19,8 +19,15 @@ from attncli.attention.check.compare import Comparison, compare_pair
 from attncli.attention.check.hypotheses import Hypothesis, check
 from attncli.attention.options import Precision
 from attncli.attention.problem import Problem
-from attncli.cli.commands import CheckOptions, OutputOptions
-from attncli.cli.output import Record, command_words, make_printer, progress, write_result
+from attncli.cli.commands import CheckOptions, PlotOptions
+from attncli.cli.output import (
+    Record,
+    command_words,
+    make_printer,
+    progress,
+    write_picture,
+    write_result,
+)
 from attncli.columns import columns_of
 from attncli.errors import CheckFailedError, UsageError
 from attncli.report.check import check_tables, pair_tables
@@ -33,7 +40,7 @@ _NO_SOFTCAP, _NO_SINK = 1e9, -1e4
 
 
 def run(
-    inputs: FileOptions, words: AttentionWords, options: CheckOptions, output: OutputOptions
+    inputs: FileOptions, words: AttentionWords, options: CheckOptions, output: PlotOptions
 ) -> None:
     """Print the verdict, and fail if a candidate is off."""
     for option, given_to in (("--wo", inputs.wo), ("--bo", inputs.bo)):
@@ -65,7 +72,7 @@ class _Session:
     inputs: FileOptions
     words: AttentionWords
     options: CheckOptions
-    output: OutputOptions
+    output: PlotOptions
     made: GroupProblem
     printer: Printer
     described: dict[str, Any]
@@ -86,8 +93,10 @@ class _Session:
             found = check(problem, shaping, candidates, **self.tolerances, tell=tell)
         hypotheses = [_hypothesis_record(one, self.verifying(one)) for one in found.hypotheses]
         tables = check_tables(found, problem, self.verifying, self.printer, self.output.digits)
+        explaining = [one.told for one in found.hypotheses if one.matches]
+        self.draw(found.comparisons, explaining)
         self._emit(found.comparisons, tables, {"hypotheses": hypotheses})
-        _judge(found.comparisons, [one.told for one in found.hypotheses if one.matches])
+        _judge(found.comparisons, explaining)
 
     def compare(self, first: Candidate, second: Candidate, names: tuple[str, str]) -> None:
         """Compare two candidates with the reference and with each other."""
@@ -95,6 +104,7 @@ class _Session:
         pair = compare_pair(problem, shaping, first, second, **self.tolerances)
         tables = pair_tables(pair, problem, names, self.printer, self.output.digits)
         self._emit((pair.first, pair.second), tables, {"hypotheses": [], "pair": listed(pair)})
+        self.draw((pair.first, pair.second), ())
         _judge([pair.first])
         _judge([pair.second], option="--pair")
 
@@ -102,6 +112,17 @@ class _Session:
     def tolerances(self) -> dict[str, float | None]:
         """Those of the user; None for those of the dtype."""
         return {"rtol": self.options.rtol, "atol": self.options.atol}
+
+    def draw(self, comparisons: Sequence[Comparison], explaining: Sequence[str]) -> None:
+        """Draw where candidates are off, if that is asked for."""
+        given = self.inputs, self.words, self.options, self.output
+        said = " or by ".join(explaining)
+        write_picture(
+            "check",
+            given,
+            self.printer,
+            lambda plots, title: plots.check_picture(title, comparisons, said),
+        )
 
     def verifying(self, found: Hypothesis) -> list[str] | None:
         """The words of the command that verifies a mistake; None where no option makes it."""

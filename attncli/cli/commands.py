@@ -271,7 +271,7 @@ class CheckOptions:
 
 
 def check(
-    inputs: FileOptions, words: AttentionWords, options: CheckOptions, output: OutputOptions
+    inputs: FileOptions, words: AttentionWords, options: CheckOptions, output: PlotOptions
 ) -> None:
     """Compare an output with the float64 reference, and name the mistake if it differs.
 

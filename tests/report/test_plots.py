@@ -273,6 +273,39 @@ def test_weights_before_the_mask_and_after(run: Run, drawn: list[Picture]) -> No
     np.testing.assert_allclose(values(after)[visible], masked[visible], rtol=1e-6)
 
 
+def test_where_a_candidate_is_off(run: Run, drawn: list[Picture]) -> None:
+    of = MINILM, "--group", "layers.0"
+    run("compute", *of, "--causal", "--stage", "output", "--save", "a.npz", "-q", "-o", "out")
+    run("check", *of, "--actual-output", "a.npz", "--plot", "x.png", "-o", "out", code=3)
+    figure = drawn[0]
+    assert "explained by causal:added" in figure.texts[0].get_text()
+    shown = panels(figure)
+    assert list(shown) == ["output: OFF", "Largest of each query"]
+    off, along = shown.values()
+    cells = values(off)
+    # The last query sees every key, causal or not: it is right and grey.
+    assert np.isnan(cells).all(-1).tolist() == [False] * 15 + [True]
+    heights = along.lines[0].get_ydata()
+    np.testing.assert_allclose(heights[:15], cells[:15].max(-1), rtol=1e-12)
+    assert heights[15] == 1e-3
+    assert along.lines[1].get_ydata() == [1, 1]
+    worst = run("check", *of, "--actual-output", "a.npz", "-f", "json", code=3).json["data"]
+    _, _, row, column = worst["records"][0]["worst_index"]
+    assert off.patches[0].get_xy() == (column - 0.5, row - 0.5)
+
+
+def test_a_candidate_that_passes_stays_below_what_is_allowed(
+    run: Run, drawn: list[Picture]
+) -> None:
+    of = MINILM, "--group", "layers.0"
+    run("compute", *of, "--stage", "weights", "--save", "a.npz", "--precision", "float32", "-q")
+    run("check", *of, "--actual-weights", "a.npz", "--plot", "x.png")
+    shown = panels(drawn[0])
+    assert list(shown) == ["weights: passed", "Largest of each query"]
+    assert 0 < np.nanmax(values(shown["weights: passed"])) <= 1
+    assert shown["weights: passed"].get_xlabel() == "key"
+
+
 # ── how they are written ─────────────────────────────────────────────────────────────────────
 
 

@@ -19,10 +19,14 @@ from attncli.attention.check.walk import (
     unit_roundoff,
 )
 from attncli.attention.options import AttentionOptions
+from attncli.attention.pooling import Pool
 from attncli.attention.problem import Problem
 from attncli.columns import column
 
 _FINITE_RIGHT = "every finite cell is right"
+# Rows and columns of a map of errors, and the largest number on it.
+MOST_PLACES = 128
+LARGEST_RATIO = 1e18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,8 @@ class Comparison:
         reading: the mistake that its shape shows already; None for the expected shape.
         locations: where the mismatches sit.
         off: int64 (B, H, S_q), mismatches of each row.
+        ratios: rows × columns of all batches and heads, pooled: |error| / what is allowed, 1e18
+            for what is not finite and should be.
     """
 
     target: Target = column("target", description="what was compared")
@@ -64,6 +70,7 @@ class Comparison:
     reading: str | None
     locations: ErrorLocations
     off: torch.Tensor = field(repr=False, compare=False)
+    ratios: Pool = field(repr=False, compare=False)
 
     @property
     def finite_is_right(self) -> bool:
@@ -241,6 +248,7 @@ def _finish(gathered: _Gathered, variant: Variant, tolerance: Tolerance) -> Comp
         heads_off=heads_off,
         locations=locations,
         off=gathered.rows.wrong,
+        ratios=gathered.rows.ratios,
     )
 
 
@@ -302,6 +310,7 @@ class RowErrors:
         real: bool (B, S_q), queries that are not padding.
         empty, cut: bool (B, H, S_q), rows that see no key, or some keys but not the first.
         seen: bool (B, S_k), keys that some query sees.
+        ratios: (S_q, w), error / allowed of all batches and heads.
     """
 
     wrong: torch.Tensor
@@ -312,6 +321,7 @@ class RowErrors:
     empty: torch.Tensor
     cut: torch.Tensor
     seen: torch.Tensor
+    ratios: Pool
 
     @classmethod
     def of(cls, candidate: Candidate, problem: Problem) -> RowErrors:
@@ -327,6 +337,7 @@ class RowErrors:
             empty=empty,
             cut=cut,
             seen=torch.zeros(batch, problem.sizes.k_len, dtype=torch.bool),
+            ratios=Pool.of(length, width, MOST_PLACES),
         )
 
     def add(self, errors: Errors, expected: Expected, part: Part) -> None:
@@ -337,6 +348,10 @@ class RowErrors:
         if expected.visible.shape[-1]:
             self.cut[place] = ~(expected.visible[..., :1] | expected.empty)[..., 0].cpu()
             self.seen[part.batch] |= expected.seen.any(1).cpu()
+        if errors.error.numel():
+            # What is not finite, or 0 where nothing is allowed, is neither infinite nor left out.
+            ratio = (errors.error / errors.allowed).nan_to_num(0.0).clamp(max=LARGEST_RATIO)
+            self.ratios.add(place[2].numpy(), ratio.amax((0, 1)).cpu().numpy())
         if not bool(errors.wrong.any()):
             return
         self.wrong[place] = errors.wrong.sum(-1).cpu()
