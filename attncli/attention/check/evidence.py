@@ -46,11 +46,11 @@ Rows = tuple[torch.Tensor, range]  # int64 (R,), ascending and no padding; neigh
 class RowSample:
     """Queries of some batches, of all heads, cut into parts once: results are kept by part.
 
-    The parts of each kind: whether they hold all heads, for variants in which these depend on each
-    other, or neighbouring ones.
+    First the parts of some neighbouring heads, then those of all, for variants in which heads
+    depend on each other.
     """
 
-    parts: dict[bool, list[Part]]
+    parts: tuple[list[Part], list[Part]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,7 @@ class Evidence:
     Attributes:
         base: what is right.
         candidates: what is to be explained.
-        sample: the rows that mistakes are tried on.
-        quick_rows: a few of them, on which most mistakes fail.
+        sample, quick_rows: the rows that mistakes are tried on, and a few on which most fail.
         complete: whether the sample holds every row, so that nothing is left to confirm.
         tolerance: how far off is still right.
         off: int64 (B, H, S_q), mismatches of each row; 1 where nothing is known of them.
@@ -125,7 +124,7 @@ class Evidence:
         """The parts of a sample that a variant and the base can be evaluated on; None for all."""
         if sample is None:
             return all_parts(variant if variant.needs_all_heads else self.base)
-        return sample.parts[variant.needs_all_heads or self.base.needs_all_heads]
+        return sample.parts[int(variant.needs_all_heads or self.base.needs_all_heads)]
 
     def right(self, part: Part) -> Expected:
         """What is right for a part of the sample, computed once."""
@@ -162,7 +161,7 @@ def sample_rows(
             [part for of_batch in rows for part in parts_of(problem, *of_batch, all_heads=kind)]
             for kind in (False, True)
         )
-        return RowSample({False: alone, True: together})
+        return RowSample((alone, together))
 
     whole = sample(SAMPLE_CELLS)
     return Evidence(
@@ -271,16 +270,12 @@ def best_scale(
 ) -> float | None:
     """The scale that leaves the least squared error; None where the candidates tell none.
 
-    Args:
-        variant: how the candidates were computed, but for the scale.
-        evidence: the candidates.
-        sample: what the last digits are read from.
-        starts: scales to try besides the usual ones.
-        noise: root mean square of errors up to which two scales explain the same.
+    The last digits are read from the sample, `starts` are tried besides the usual scales, and
+    `noise` is the root mean square of errors up to which two scales explain the same.
     """
     unit = 1 / math.sqrt(variant.problem.dk)
     errors = scale_errors(variant, evidence, evidence.quick_rows)
-    grid = sorted({0.0, *starts, *(sign * unit * 2.0**p for p in _POWERS for sign in (1, -1))})
+    grid = sorted({0.0, *starts, *(s * unit * 2.0**p for p in _POWERS for s in (1, -1))})
     costs = [_cost(errors, scale) for scale in grid]
     if not min(costs[0], costs[-1]) > min(costs) + noise**2:  # all fit alike, or any large one
         return None

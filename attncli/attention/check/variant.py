@@ -71,7 +71,8 @@ class Storage:
 
     def rounded(self, x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
         """A tensor (B, H, S, d) as it is read back, in its own dtype; scaled as `like` needs it."""
-        most = 127.0 if self.dtype == torch.int8 else float(torch.finfo(self.dtype).max)
+        integer = self.dtype == torch.int8
+        most = 127.0 if integer else float(torch.finfo(self.dtype).max)
         wide = x.to(torch.float64)
         scale = torch.ones((), dtype=torch.float64, device=x.device)
         if self.shared is not None:
@@ -79,10 +80,7 @@ class Storage:
             scale = source.abs().amax(self.shared, keepdim=True) / most
             scale = torch.where(scale > 0, scale, 1.0)
         scaled = (wide / scale).clamp(-most, most)
-        if self.dtype == torch.int8:
-            kept = scaled.round()
-        else:
-            kept = scaled.to(torch.float32).to(self.dtype).to(torch.float64)
+        kept = scaled.round() if integer else scaled.float().to(self.dtype).to(torch.float64)
         return (kept * scale).to(x.dtype)
 
 

@@ -155,16 +155,12 @@ _HUGE = 1e100
 def cells_of(
     variant: Variant, candidates: Sequence[Candidate], parts: Iterable[Part] | None = None
 ) -> Iterator[tuple[Part, Expected, list[torch.Tensor]]]:
-    """What a variant gives and what each candidate holds, part by part.
-
-    Args:
-        variant: how the candidates may have been computed, and so laid out.
-        candidates: what is looked at.
-        parts: which queries; None for all that are not padding.
+    """What a variant gives and what candidates hold that were laid out as by it, part by part.
 
     Yields:
-        The part, what the variant gives for it, and of each candidate the cells (b, h, R, w),
-        float64, on the device of the arithmetic and in the unit of the reference.
+        The part, of those given or of all queries that are not padding, what the variant gives for
+        it, and of each candidate the cells (b, h, R, w), float64, on the device of the arithmetic
+        and in the unit of the reference.
     """
     targets = [candidate.target for candidate in candidates]
     values = [candidate.read_as(variant.layout_error) for candidate in candidates]

@@ -146,8 +146,7 @@ def audit(mask: Mask, options: AttentionOptions | None = None, *, named: int = 1
 
     Args:
         mask: on the host; without a mask file its size costs nothing, since no cell is built.
-        options: that it was built of, to tell what they ask for also where it does not show;
-            None to go by the cells alone.
+        options: of the mask, to tell what they ask for where it does not show; None for its cells.
         named: how many empty rows and unused keys to name.
     """
     recognition, lenient = recognise_mask(mask), None
@@ -431,10 +430,7 @@ class CellCounts:
 def cell_counts(view: HeadMask, rows: int, columns: int) -> CellCounts:
     """Count the visible cells on a grid of at most `rows` × `columns` rectangles.
 
-    Args:
-        view: one batch and head; its padded queries are left out.
-        rows: at least 1; fewer where there are fewer queries.
-        columns: at least 1; fewer where there are fewer keys.
+    There are at least one of each, and no more than queries that are not padding, and keys.
     """
     query_edges, key_edges = _edges(view.rows, rows), _edges(view.k_len, columns)
     if not view.size:

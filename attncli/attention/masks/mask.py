@@ -137,11 +137,7 @@ class Mask:
     def hull(self, batch: int, heads: range | None = None) -> Hull:
         """Intervals that hold all keys that each real query of a batch sees in any of the heads.
 
-        What is alike for all batches or all heads is worked out once.
-
-        Args:
-            batch: index of the batch.
-            heads: neighbouring heads; None for all.
+        These are neighbours, None for all; what is alike for batches or heads is worked out once.
         """
         heads = range(self.sizes.heads) if heads is None else heads
         of_heads = (heads.start, heads.stop) if self.differs(1) else ()
