@@ -75,6 +75,7 @@ def run(inputs: InputOptions, words: AttentionWords, options: ReportOptions) -> 
         start=most_telling(found),
         curves=[record_of(record) for record in curves],
         thresholds=limits_of(thresholds),
+        sink_keys=options.sink_keys,
         commands=_commands(told),
         language=options.lang,
         theme=options.theme,
@@ -160,7 +161,8 @@ def _mask_words(options: AttentionOptions) -> Iterator[str]:
         if value is True or isinstance(value, np.ndarray):
             yield name
         elif value != entry.default:
-            yield f"{name} {', '.join(map(str, value)) if isinstance(value, tuple) else value}"
+            several = value if isinstance(value, tuple) else (value,)
+            yield f"{name} {', '.join(map(str, several))}".replace(" -", " −")
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,53 @@ def test_many_heads_have_thumbnails_and_the_telling_ones_maps(
     assert read.data["start"] - start["first"] in start["maps"]["heads"]
 
 
+@pytest.mark.parametrize(
+    ("layers", "heads", "length", "largest"),
+    [(6, 12, 64, "3MB"), (6, 12, 300, "3MB"), (6, 12, 64, "500kB"), (16, 32, 30, "2MB")],
+)
+def test_no_page_is_larger_than_asked_nor_much_smaller(
+    page: MakePage, tmp_path: Path, layers: int, heads: int, length: int, largest: str
+) -> None:
+    labels = [f"token{i}" for i in range(length)]
+    path = bundle(tmp_path / "bundle.safetensors", [length] * layers, heads, labels=labels)
+    read = page(path, "--causal", "--max-size", largest)
+    most = 500_000 if largest == "500kB" else int(largest[0]) * 1_000_000
+    assert 0.6 * most < len(read.text.encode()) <= most
+    assert len(read.data["tokens"]) <= 2
+    if length == 64 and most > 1_000_000:
+        assert read.data["groups"][0]["maps"]["encoding"] == "f4"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--q-len 1 --k-len 1", "1 head × 1 token"),
+        ("--q-len 4 --k-len 9 --heads 3", "3 heads × 4 queries × 9 keys"),
+        ("--q-len 5 --k-len 5 --key-lengths 0", "key lengths 0"),
+        ("--q-len 5 --k-len 5 --causal --query-offset -3 --query-lengths 3", "query offset −3"),
+        ("--q-len 6 --k-len 6 --causal --alibi --sinks 1", "causal, alibi, sinks"),
+        ("--q-len 6 --k-len 6 --sink-keys 2", "Most on the first 2 tokens"),
+        ("--batch 3 --batch-index 2,0 --heads 2", "2 batches × 2 heads × 8 tokens"),
+    ],
+)
+def test_every_input_is_told_in_words(page: MakePage, words: str, said: str) -> None:
+    read = page(*words.split())
+    assert any(said in text for _, _, text in read.words)
+
+
+def test_what_is_no_number_is_shown_as_such(page: MakePage, tmp_path: Path) -> None:
+    q = np.random.default_rng(0).standard_normal((6, 4))
+    q[2] = np.nan
+    np.save(tmp_path / "q.npy", q)
+    words = (tmp_path / "q.npy", tmp_path / "q.npy", "--allow-nonfinite", "--left-window", "1")
+    read = page(*words, "--right-window", "0", "--query-offset", "0")
+    lost = np.isnan(read.plane()[0])
+    assert lost[2].sum() == 2
+    assert set(np.flatnonzero(lost.any(-1))) == {2, 3}
+    assert read.data["heads"]["entropy_bits_mean"] == [None]
+    assert "NaN" in read.rows[1]
+
+
 def test_groups_of_different_lengths_and_queries_of_their_own(
     page: MakePage, tmp_path: Path
 ) -> None:
@@ -243,7 +290,7 @@ def test_groups_of_different_lengths_and_queries_of_their_own(
     assert [group["first"] for group in groups] == [0, 2, 4]
     assert [group["short"] for group in groups] == ["0", "1", "2"]
     assert [read.plane(i).shape for i in range(3)] == [(2, 9, 9), (2, 5, 5), (2, 7, 7)]
-    assert any("3 groups, 6 heads, 5 to 9 tokens" in words for _, _, words in read.words)
+    assert any("3 layers, 6 heads, 5 to 9 tokens" in words for _, _, words in read.words)
 
     words = ["--q-len", 3, "--k-len", 7, "--heads", 4, "--kv-heads", 2, "--batch", 2]
     read = page(*words, "--causal", "--query-offset", "bottom-right", "--batch-index", "1,0")

@@ -136,6 +136,7 @@ class Page:
         start: which head is shown first, counted through all groups.
         curves: records of the experiment over d_k.
         thresholds: of the labels, by their names.
+        sink_keys: how many of the first keys count as sinks.
         commands: for readers who want to see it in a terminal.
         language, theme: of the page.
     """
@@ -147,6 +148,7 @@ class Page:
     start: int
     curves: Sequence[Record]
     thresholds: Mapping[str, float]
+    sink_keys: int
     commands: Commands
     language: Language = Language.EN
     theme: PageTheme = PageTheme.AUTO
@@ -229,6 +231,11 @@ class Words:
         """A text with its {placeholders} filled in."""
         return self.table[key].format(**values) if values else self.table[key]
 
+    def counted(self, name: str, count: int) -> str:
+        """So many of something."""
+        form = f"count.{name}" if count == 1 else f"count.{name}.many"
+        return self.text(form, count=count)
+
     def heading(self, column: Column) -> str:
         """The name of a column with its unit."""
         name = self.table.get(f"column.{column.key}", column.heading or column.key)
@@ -241,22 +248,24 @@ class Words:
 def _facts(page: Page, words: Words) -> Iterator[str]:
     groups, t = page.groups, words.text
     heads, lengths = {len(g.records) for g in groups}, {g.lengths for g in groups}
+    sizes = [] if len(groups) == 1 else [(_kind(page), len(groups))]
     if len(heads) == len(lengths) == 1:
-        q_len, k_len = lengths.pop()
-        tokens = f"{q_len}" if q_len == k_len else f"{q_len} × {k_len}"
-        form = "mast.sizes" if len(groups) > 1 else "mast.size"
-        yield t(form, groups=len(groups), heads=heads.pop(), tokens=tokens)
+        ((q_len, k_len),) = lengths
+        tokens = [("token", q_len)] if q_len == k_len else [("query", q_len), ("key", k_len)]
+        sizes += [("head", heads.pop()), *tokens]
+        yield " × ".join(words.counted(name, count) for name, count in sizes)
     else:
+        counted = (words.counted(name, n) for name, n in (*sizes, ("head", len(page.records))))
         ends = sorted({length for pair in lengths for length in pair})
-        of_all = {"groups": len(groups), "heads": len(page.records)}
-        yield t("mast.uneven", **of_all, low=ends[0], high=ends[-1])
+        yield t("mast.uneven", counted=", ".join(counted), low=ends[0], high=ends[-1])
     problems = [group.problem for group in groups]
     if all(problem.given is None for problem in problems):
         yield f"dₖ = {_one(problem.dk for problem in problems)}"
         yield t("mast.scale", scale=_one(scale_text(problem.scale) for problem in problems))
     else:
         yield t("mast.weights")
-    yield _one(group.mask or t("mast.unmasked") for group in groups)
+    unmasked = {False: t("mast.unmasked"), True: t("mast.zeros")}
+    yield _one(group.mask or unmasked[_hides_zeros(group)] for group in groups)
     dtype = _one(str(problem.dtype).removeprefix("torch.") for problem in problems)
     yield t("mast.dtype", dtype=dtype)
     if any(problem.sizes.batch > 1 for problem in problems):
@@ -276,6 +285,17 @@ def _facts(page: Page, words: Words) -> Iterator[str]:
         power = len(str(operations)) - 1
         told = f"{operations / 10**power:.1f}·10{str(power).translate(_RAISED)}"
         yield t("mast.cost", operations=told, matrices=matrices, streamed=streamed)
+
+
+def _hides_zeros(group: PageGroup) -> bool:
+    return group.problem.given is not None and group.problem.given.zeros_hidden
+
+
+def _kind(page: Page) -> str:
+    """What the groups are, as texts count them."""
+    if len({group.name for group in page.groups}) == 1:
+        return "batch" if len({group.source for group in page.groups}) == 1 else "file"
+    return "layer" if _short(page, 0).isdigit() else "group"
 
 
 def _one(values: Any) -> str:
@@ -305,7 +325,11 @@ def _sentences(page: Page, words: Words) -> Iterator[str]:
 
     sink, sharp, hot = most("sink_mass_mean"), most("entropy_bits_mean", -1), most("max_logit")
     if sink is not None:
-        yield t("mast.sink", head=names[id(sink)], share=f"{100 * sink['sink_mass_mean']:.0f}")
+        share, form = (
+            f"{100 * sink['sink_mass_mean']:.0f}",
+            "sink" if page.sink_keys == 1 else "sinks",
+        )
+        yield t(f"mast.{form}", head=names[id(sink)], share=share, count=page.sink_keys)
     if sharp is not None:
         bits = f"{sharp['entropy_bits_mean']:.2f}"
         yield t("mast.sharp", head=names[id(sharp)], bits=bits)
@@ -404,6 +428,7 @@ def _data(page: Page, words: Words) -> dict[str, Any]:
         "heads": _heads(page),
         "start": page.start,
         "thresholds": dict(page.thresholds),
+        "sink_keys": page.sink_keys,
         "groups": groups,
         "tokens": tokens,
         "ramps": {
