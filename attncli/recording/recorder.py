@@ -239,6 +239,8 @@ class Recorder:
         """A value as metadata hold it: numbers, lists of them, or the name of a tensor."""
         if name in FROM_FILES and OPTIONS[name].kind is not Kind.LOGITS:
             return self._stored(value)
+        if isinstance(value, tuple):
+            return list(value)
         return value.tolist() if hasattr(value, "tolist") else value
 
     def _stored(self, values: Any) -> str:
