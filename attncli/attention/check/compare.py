@@ -138,10 +138,7 @@ def compare_with(
     tolerance: Tolerance,
     tell: Callable[[int], None] | None = None,
 ) -> list[Comparison]:
-    """The same against any variant of the problem.
-
-    `tell` hears of every query and head that is done, how many more.
-    """
+    """The same against any variant of the problem; `tell` hears how many queries more are done."""
     return [_finish(one, variant, tolerance) for one in _walk(variant, candidates, tolerance, tell)]
 
 
@@ -160,7 +157,7 @@ def compare_pair(
     gathered = _walk(variant, [first, second], tolerance, between=between)
     one, two = (_finish(each, variant, tolerance) for each in gathered)
     sums, parted = between.sums, between.rows.wrong.nonzero()
-    order = parted[parted[:, 2].argsort(stable=True)] if len(parted) else parted
+    order = parted[parted[:, 2].argsort(stable=True)]
     worst = sums.worst
     keys = [(each.n_nan + each.n_posinf + each.n_neginf, each.rms_error) for each in (one, two)]
     return Pair(
@@ -216,6 +213,7 @@ def _finish(gathered: _Gathered, variant: Variant, tolerance: Tolerance) -> Comp
     findings = () if passed else _findings(gathered, variant, heads_off, locations)
     wrong, part = sums.mismatches, sums.mismatches / max(1, sums.cells)
     share = f" ({part:.2%})" if part >= 1e-4 else " (less than 0.01%)" if wrong else ""
+    said = f"{wrong} of {sums.cells} cells are off{share}"
     rows = f"{sums.forgiven} row{'s' * (sums.forgiven > 1)}"
     note = f"+∞ in {rows} without a key is forgiven, as FlashAttention 2 has it; expected −∞"
     return Comparison(
@@ -231,9 +229,7 @@ def _finish(gathered: _Gathered, variant: Variant, tolerance: Tolerance) -> Comp
         expected=expected,
         rtol=rtol,
         atol=atol if tolerance.atol is None else tolerance.atol,
-        explanation=None
-        if passed
-        else "; ".join([f"{wrong} of {sums.cells} cells are off{share}", *findings]),
+        explanation=None if passed else "; ".join([said, *findings]),
         findings=findings,
         notes=(note,) if sums.forgiven else (),
         cells=sums.cells,

@@ -207,7 +207,7 @@ class BooleanMask(Rule):
 
     def intervals(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask | None:
         """Where it is alike for all queries or for all keys."""
-        return _alike(self, self.values, batch, head, rows, k_len)
+        return _alike(self, batch, head, rows, k_len)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,7 +243,7 @@ class AdditiveMask(Rule):
             return self._two_kinds(batch, head, rows, k_len)
         if self.lowest > self.hidden_below:
             return IntervalMask.full(rows, k_len)
-        return _alike(self, self.values, batch, head, rows, k_len)
+        return _alike(self, batch, head, rows, k_len)
 
     def _two_kinds(self, batch: int, head: int, rows: int, k_len: int) -> IntervalMask | None:
         """One row of numbers, which hides keys from the queries that see others.
@@ -266,10 +266,10 @@ class AdditiveMask(Rule):
 
 
 def _alike(
-    rule: Rule, given: Array, batch: int, head: int, rows: int, k_len: int
+    rule: BooleanMask | AdditiveMask, batch: int, head: int, rows: int, k_len: int
 ) -> IntervalMask | None:
     """A file without an axis for queries or for keys: it hides keys, or else queries."""
-    if 1 not in given.shape[2:]:
+    if 1 not in rule.values.shape[2:]:
         return None
     one, every, unused = slice(batch, batch + 1), slice(None), np.empty(0)
     block = CellBlock(one, slice(head, head + 1), every, every, unused, unused, unused)
