@@ -21,12 +21,14 @@ from attncli.attention.variance.experiment import (
     parse_scale_rule,
 )
 from attncli.attention.variance.fit_scale import ScaleCandidate, ScaleFit, fit_scale
+from attncli.attention.variance.logits import LogitsRecord
 from attncli.attention.variance.moments import ScoreMoments
 from attncli.columns import Column, columns_of
 from attncli.errors import DataError, UsageError
 from attncli.files.limits import require_memory
 
 EXPERIMENT = columns_of(ExperimentRecord)
+LOGITS = columns_of(LogitsRecord)
 AUDIT = (
     Column("source", "file", is_key=True),
     Column("group", "group", is_key=True),

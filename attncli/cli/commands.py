@@ -191,6 +191,10 @@ class MaskOptions:
 def mask(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> None:
     """Build a mask, or say what a given one lets through and what it is.
 
+    Encoders hide nothing or padding (--key-lengths), decoders the future (--causal), of which a
+    window may be left (--left-window) or a prefix shown (--prefix); cross-attention hides padding
+    of the keys, packed sequences other documents (--segments). Padding and --causal go together.
+
     The options that shape attention build it; --attn-mask FILE is recognised: causal (which
     corner), windows, prefix, padding, packed documents, or probably inverted.
 
@@ -229,6 +233,9 @@ class ExperimentOptions:
     )
     temperatures: list[str] | None = option(None, "Side by side. [default: 1]", "T[,T…]")
     seed: int | None = option(None, "Of the draws. [default: 0]", "N")
+    logits: list[str] | None = option(
+        None, "Draw nothing: softmax of these, scaled before and after, and naively.", "X,X,…"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +259,9 @@ def variance(
     Without files it draws queries and keys: variance against theory, and softmax with and
     without the scale. With files it takes the exact variance of all visible scores of every
     head apart: which part softmax sees, and what the assumption behind 1/√d_k predicts.
+
+    --logits takes the softmax of a few numbers: scaled before it and after it, at temperatures,
+    and without subtracting the maximum in float16, float32 and float64.
     """
     _run("variance", inputs, words, experiment, audit, output)
 

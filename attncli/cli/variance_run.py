@@ -26,13 +26,14 @@ from attncli.analysis.problems import (
 )
 from attncli.attention.options import DistributionName, Precision
 from attncli.attention.variance.experiment import ExperimentSpec
+from attncli.attention.variance.logits import DEFAULT_DK, softmax_of_logits
 from attncli.attention.variance.moments import audit, diagnosis
 from attncli.cli.commands import AuditOptions, ExperimentOptions, PlotOptions
 from attncli.cli.output import Record, kept, make_printer, write_picture, write_result
 from attncli.columns import record_of
 from attncli.errors import UsageError, option_name
 from attncli.report.printer import Printer
-from attncli.report.variance import audit_tables, experiment_tables, fit_tables
+from attncli.report.variance import audit_tables, experiment_tables, fit_tables, logits_tables
 
 
 def run(
@@ -60,6 +61,9 @@ def run(
     _refuse_given(audit, "expected files of Q and K beside it")
     why = "expected files beside it, since experiments have no mask"
     _refuse_given(words, why, besides=("scale", "temperature"))
+    if experiment.logits is not None:
+        _run_logits(experiment, words, output, printer)
+        return
     if output.precision is Precision.FLOAT32:
         raise UsageError("«precision»", "expected auto or float64 for an experiment, got float32")
     if output.device not in ("auto", "cpu"):
@@ -105,6 +109,34 @@ def _run_experiment(
         show=lambda found: experiment_tables(found, printer, output.digits, output.unit),
     )
     return drawn
+
+
+def _run_logits(
+    options: ExperimentOptions, words: AttentionWords, output: PlotOptions, printer: Printer
+) -> None:
+    """Softmax of logits from the command line.
+
+    Raises:
+        UsageError: options that decide what is drawn, or how it is pictured.
+    """
+    why = "expected no «logits» beside it, which are not drawn"
+    _refuse_given(options, why, besides=("logits", "dk", "temperatures"))
+    if output.plot is not None or words.scale is not None:
+        name = "«scale»" if output.plot is None else "--plot"
+        raise UsageError(name, "expected no «logits» beside it, got both")
+    logits = floats("«logits»", options.logits) or ()
+    widths = int_ranges("«dk»", options.dk) or (DEFAULT_DK,)
+    temperatures = _temperatures(options, words) or ()
+    write_result(
+        output.format,
+        printer,
+        command="variance-logits",
+        columns=analysis.LOGITS,
+        records=map(record_of, softmax_of_logits(logits, widths, temperatures)),
+        inputs={},
+        params={"logits": list(logits), "dk": list(widths), "temperatures": list(temperatures)},
+        show=lambda found: logits_tables(found, printer, output.digits, output.unit),
+    )
 
 
 def _drawn(specs: list[ExperimentSpec]) -> dict[str, Any]:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from attncli.attention.problem import Problem
 from attncli.attention.stages import Stage
+from attncli.attention.variance.logits import EXP_LIMITS
 from attncli.attention.walkthrough import Walkthrough
 from attncli.columns import column
 from attncli.report import Unit
 from attncli.report.table import decimals, scale_text
 
-# exp(x) overflows above these.
-EXP_LIMITS = {"float16": 11.09, "float32": 88.72, "float64": 709.78}
-FLOAT32_EXP_LIMIT = EXP_LIMITS["float32"]
+FLOAT32_EXP_LIMIT = f"{EXP_LIMITS['float32']:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +138,11 @@ def formula(problem: Problem, stage: Stage) -> str:
         Stage.OUTPUT: "output = weights V",
         Stage.PROJECTED: "projected = concat(output) W_O",
     }[stage]
+
+
+def exp_limits() -> str:
+    """Above what exp overflows, in each arithmetic."""
+    return "above " + ", ".join(f"{limit:.2f} in {name}" for name, limit in EXP_LIMITS.items())
 
 
 def explain_steps(facts: Facts) -> list[Step]:
@@ -293,8 +297,7 @@ def _softmax(facts: Facts) -> Step:
             f"the naive form would do here, below {FLOAT32_EXP_LIMIT}; at logits [1000, 1000] it "
             "gives inf/inf = nan where the stable form gives [0.5, 0.5]"
         )
-    limits = ", ".join(f"{limit} in {name}" for name, limit in EXP_LIMITS.items())
-    findings.append(f"exp overflows above {limits}; below the maximum every exp is at most 1")
+    findings.append(f"exp overflows {exp_limits()}; below the maximum every exp is at most 1")
     if problem.sinks is not None:
         findings.append("a sink logit joins the denominator: rows sum to less than 1")
     return Step(

@@ -13,11 +13,14 @@ from rich.console import RenderableType
 from attncli.attention.variance.experiment import ScaleRule
 from attncli.attention.variance.fit_scale import ScaleFit
 from attncli.report import Unit
+from attncli.report.explanation import exp_limits
 from attncli.report.printer import Printer, paragraph
 from attncli.report.table import TableColumn, decimals, table
 
 Record = dict[str, Any]
 
+# Weights of given logits that have a column.
+MOST_WEIGHTS = 16
 # Points of the curves after the scale, one for each rule and temperature.
 MARKERS = "+x*#%@&=^~"
 _NUMBER = re.compile(r"\d[\d.]*(?:e[+-]?\d+)?%?(?![\w√])")
@@ -56,6 +59,33 @@ def experiment_tables(
     yield f"softmax over {keys}, whose entropy is at most {most} {unit}"
     yield _softmax_table(records, printer, digits, unit)
     yield from _curves(records, unit)
+
+
+def logits_tables(
+    records: Sequence[Record], printer: Printer, digits: int, unit: Unit
+) -> Iterator[RenderableType]:
+    """Softmax of given logits, a line a way to take it."""
+    columns = [
+        TableColumn("", [record["form"] for record in records], True, True),
+        TableColumn("in", [record["dtype"] for record in records], True),
+    ]
+    for key in range(min(len(records[0]["weights"]), MOST_WEIGHTS)):
+        weights = [record["weights"][key] for record in records]
+        columns.append(_numbers(f"key {key}", weights, digits))
+    told = (("sum", "sum"), (f"entropy ({unit})", f"entropy_{unit}"))
+    for heading, name in (*told, ("largest weight", "max_weight"), ("gradient", "softmax_grad")):
+        columns.append(_numbers(heading, [record[name] for record in records], digits))
+    yield table(columns, printer)
+    yield paragraph(
+        "Divided by √d_k before softmax the weights are flatter and their gradient larger; divided "
+        "after it they are the same shares of a smaller sum.",
+        printer,
+    )
+    yield paragraph(
+        f"The naive form fails where exp overflows, {exp_limits()}; with the largest logit "
+        "subtracted from all, as in the first line, exp is at most 1.",
+        printer,
+    )
 
 
 def audit_tables(

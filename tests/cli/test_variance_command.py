@@ -478,3 +478,35 @@ def test_formulas_in_an_encoding_without_greek() -> None:
     )
     assert b"sigma^4(1 + rho^2(kappa-2))" in b" ".join(found.stdout.split())
     assert b"?" not in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--seed 3", "--seed: expected no --logits beside it, which are not drawn"),
+        ("--scale 3", "--scale: expected no --logits beside it, got both"),
+        ("--plot x.png", "--plot: expected no --logits beside it, got both"),
+        ("--dk 0", "--dk: expected finite numbers above 0, got 0"),
+        ("--temperatures 1,-2", "--temperatures: expected finite numbers above 0, got -2"),
+        ("--logits nan", "--logits: expected finite numbers"),
+        ("q.npy k.npy", "expected no files beside it"),
+    ],
+)
+def test_what_does_not_go_with_logits(run: Run, words: str, message: str) -> None:
+    assert message in run("variance", "--logits", "1,2", *words.split(), code=2).stderr
+
+
+def test_softmax_of_logits_in_every_format(run: Run) -> None:
+    words = ("variance", "--logits", "2,1,0.5", "--dk", "4,9", "--temperature", 2)
+    records = run(*words, "-f", "json").json["data"]
+    assert [record["form"] for record in records] == [
+        *("softmax(x)", "softmax(x / √4)", "softmax(x) / √4", "softmax(x / √9)"),
+        *("softmax(x) / √9", "softmax(x / 2)", *["exp(x) / Σ exp(x)"] * 3),
+    ]
+    assert records[1]["weights"] == records[5]["weights"]
+    lines = run(*words, "-f", "csv").stdout.splitlines()
+    assert len(lines) == 1 + len(records)
+    assert [float(text) for text in lines[1].split(",")[2].split()] == records[0]["weights"]
+    table = run(*words, "--digits", 2, "--unit", "nats").stdout
+    assert "entropy (nats)" in table
+    assert table.splitlines()[1].split()[1:4] == ["float64", "0.63", "0.23"]
