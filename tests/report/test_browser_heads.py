@@ -119,10 +119,10 @@ def test_the_keyboard_reaches_all(minilm: Opened) -> None:
     assert minilm.run("document.activeElement.getAttribute('role')") == "gridcell"
     minilm.press("Home", "ArrowDown", "ArrowRight", "ArrowRight")
     start = minilm.run("attncli.HEADS[attncli.D.start].group")
-    assert minilm.text("#headname") == f"layer {start + 1}, head 2"
+    assert minilm.text("#headname") == f"Layer {start + 1}, head 2"
     assert minilm.page.url.endswith(f"#head={start + 1},2")
     minilm.press("End")
-    assert minilm.text("#headname") == f"layer {start + 1}, head 11"
+    assert minilm.text("#headname") == f"Layer {start + 1}, head 11"
     minilm.press("Enter", "Tab", "Tab", "Tab", "Tab")
     assert minilm.run("document.activeElement.id") == "skip"
     minilm.press("Tab", "Home", "ArrowDown", "ArrowRight")
@@ -139,9 +139,9 @@ def test_the_keyboard_reaches_all(minilm: Opened) -> None:
     assert "pin" not in minilm.page.locator("#cursor").get_attribute("class")
     minilm.run("attncli.select(71)")
     minilm.press("]")
-    assert minilm.text("#headname") == "layer 0, head 0"
+    assert minilm.text("#headname") == "Layer 0, head 0"
     minilm.press("[")
-    assert minilm.text("#headname") == "layer 5, head 11"
+    assert minilm.text("#headname") == "Layer 5, head 11"
 
 
 def test_a_pinned_cell_stays(minilm: Opened) -> None:
@@ -170,10 +170,10 @@ def test_the_command_below_a_head_prints_its_row(
 
 def test_the_address_names_the_head(report: Report, open_page: Open) -> None:
     page = open_page(report("minilm"), "#head=2,7")
-    assert page.text("#headname") == "layer 2, head 7"
+    assert page.text("#headname") == "Layer 2, head 7"
     page.run("location.hash = '#head=4,1'")
     page.page.wait_for_function("attncli.S.at === 49")
-    assert page.text("#headname") == "layer 4, head 1"
+    assert page.text("#headname") == "Layer 4, head 1"
 
 
 def test_scales_colour_as_the_palette_says(minilm: Opened, weights: np.ndarray[Any, Any]) -> None:

@@ -50,7 +50,7 @@ def test_steps_show_what_compute_prints(lesson: Opened, run: Any, causal: bool) 
     assert lesson.text("#scmd") == "attncli compute" + " --causal" * causal
     lesson.click("#sback")
     assert lesson.text("#sformula") == seen[4]
-    lesson.page.locator("#dots button").nth(1).click()
+    lesson.page.locator("#sdots button").nth(1).click()
     assert lesson.text("#sformula") == seen[1]
     lesson.press("End")
     assert lesson.text("#sformula") == seen[5]
@@ -74,7 +74,7 @@ def test_any_cell_tells_its_arithmetic(lesson: Opened) -> None:
         lesson.run("attncli.T.i + '' + attncli.T.j") and "= −0.3733"
     )
     for step, end in [(2, "÷ 1.7321 = −0.2155"), (3, "−0.2155 + 0 = −0.2155")]:
-        lesson.page.locator("#dots button").nth(step).click()
+        lesson.page.locator("#sdots button").nth(step).click()
         assert lesson.text("#swork").endswith(end)
     lesson.page.locator(f"{result} tbody tr:first-child td:nth-of-type(3)").click()
     assert lesson.text("#swork").startswith("token 3 comes after token 1")
@@ -256,3 +256,35 @@ def test_naive_softmax_overflows_where_the_type_ends(lesson: Opened, dtype: str)
     lesson.page.locator("#shift").focus()
     lesson.press("Home")
     assert "NaN" not in lesson.text("#soft")
+
+
+# What the page promises to those who learn, and the words by which its place is known.
+PROMISES = {
+    "one head, or batch and heads": ("#shapemode", "batch × heads"),
+    "steps with formula, meaning and shape": ("#summary", "softmax of each row"),
+    "the computation played cell by cell": ("#steps", "Play"),
+    "a slider over d_k beside both softmaxes": ("#duo", "entropy"),
+    "presets: [10, 1, 1], and a width of 128": ("#scaling .tools", "dₖ = 128"),
+    "why the variance is d_k, and 1 afterwards": ("#scaling", "Var[q·k] = dₖ"),
+    "the causal mask in three steps": ("#masks", "Reset"),
+    "masks by architecture": ("#archs", "Cross attention"),
+    "overflow, and the proof of the remedy": ("#softmax", "e⁻ᵐ exp(xᵢ)"),
+    "what each step is for": ("#summary", "shares that sum to 1"),
+    "projections from X": ("#strip", "X W"),
+    "what it costs": (".facts", "operations"),
+    "padding with causal": ("#mkind", "padding + causal"),
+    "temperature": ("#scaling", "temperature τ"),
+    "scaling after softmax is too late": ("#scaling", "scale after softmax instead"),
+    "how many keys a head really uses": ("#headlabel", "effective keys"),
+    "several heads side by side": ("#grid", "0"),
+}
+
+
+def test_every_promise_has_its_place(lesson: Opened) -> None:
+    """Shown, and with the words that say so."""
+    missing = {
+        promise: place
+        for promise, (place, words) in PROMISES.items()
+        if not any(words in text for text in lesson.texts(place))
+    }
+    assert missing == {}

@@ -70,17 +70,22 @@ const ARROWS = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], Arro
 const FAR = { Home: [0, -1e9], End: [0, 1e9], PageUp: [-1e9, 0], PageDown: [1e9, 0] };
 const moveOf = e => (e.ctrlKey || e.metaKey || e.altKey ? undefined : ARROWS[e.key] ?? FAR[e.key]);
 
-/** Fills a box with buttons that exclude each other, moved among by arrow keys, and returns what
- * marks the current one. `options`: [value, text, name if it says more]; `role`: or "tab". */
-function choices(box, options, get, set, role = "radio") {
+/** Fills a box with buttons for the values of `state[field]`, moved among by arrow keys, and returns
+ * what marks the current one. `options`: [value, text, name if it says more]; `role`: or "tab". */
+function choices(id, options, state, field, redraw, role = "radio") {
+  const box = $(id);
   const mark = () =>
     [...box.children].forEach((button, i) => {
-      const on = options[i][0] === get();
+      const on = options[i][0] === state[field];
       button.setAttribute(role === "tab" ? "aria-selected" : "aria-checked", on);
       button.tabIndex = on ? 0 : -1;
     });
   const button = ([value, textContent, ariaLabel = null]) => {
-    const onclick = () => (set(value), mark());
+    const onclick = () => {
+      state[field] = value;
+      mark();
+      redraw();
+    };
     return el("button", { type: "button", role, textContent, ariaLabel, title: ariaLabel ?? "", onclick });
   };
   box.replaceChildren(...options.map(button));
@@ -95,4 +100,25 @@ function choices(box, options, get, set, role = "radio") {
   };
   mark();
   return mark;
+}
+
+/** A walk through `names` by numbered dots and Back, Next and Reset: `state.step` is where it is.
+ * Returns what marks that; elements are named by the prefix. */
+function walk(prefix, names, state, redraw) {
+  const last = names.length - 1;
+  const options = names.map((name, i) => [i, i + 1, t("js.steps.step", { i: i + 1, name })]);
+  const markDots = choices(`${prefix}dots`, options, state, "step", redraw, "tab");
+  const go = by => () => {
+    state.step = clamp(state.step + by, 0, last);
+    redraw();
+  };
+  $(`${prefix}back`).onclick = go(-1);
+  $(`${prefix}next`).onclick = go(1);
+  $(`${prefix}reset`).onclick = go(-1e9);
+  return () => {
+    $(`${prefix}back`).disabled = state.step === 0;
+    $(`${prefix}next`).disabled = state.step === last;
+    [...$(`${prefix}dots`).children].forEach((dot, i) => dot.classList.toggle("done", i < state.step));
+    markDots();
+  };
 }

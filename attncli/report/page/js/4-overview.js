@@ -145,20 +145,25 @@ function telling({ k }, h) {
   return where;
 }
 
+function drawHeads() {
+  drawGrid();
+  drawMap();
+  cursor();
+}
+const turn = by => select((S.at + by + HEADS.length) % HEADS.length);
+
 function bindOverview() {
   const known = Object.keys(METRICS).filter(name => D.heads[METRICS[name][0]].some(x => x !== null));
   const metrics = ["pictures", ...known].map(name => [name, t("js.metric." + name)]);
-  choices($("metric"), metrics, () => S.metric, value => ((S.metric = value), drawGrid()));
+  choices("metric", metrics, S, "metric", drawGrid);
   const scales = ["log", "sqrt", "linear", "even"].map(name => [name, t("js.scale.name." + name)]);
-  choices($("scale"), scales, () => S.scale, value => ((S.scale = value), drawMap(), drawGrid()));
+  choices("scale", scales, S, "scale", drawHeads);
   const pools = ["mean", "max"].map(name => [name, t("js.pool." + name)]);
-  choices($("pool"), pools, () => S.how, value => ((S.how = value), drawMap(), cursor()));
+  choices("pool", pools, S, "how", drawHeads);
   $("skip").oninput = e => {
     S.skip = clamp(Math.floor(+e.target.value) || 0, 0, 8);
-    drawMap();
-    drawGrid();
+    drawHeads();
   };
   $("prev").onclick = () => turn(-1);
   $("next").onclick = () => turn(1);
 }
-const turn = by => select((S.at + by + HEADS.length) % HEADS.length);

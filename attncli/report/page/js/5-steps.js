@@ -131,9 +131,9 @@ const STEPS = [
     `${product(g.weights[i], X.v.map(row => row[j]))} = ${fixed(g.output[i][j], 4)}`,
   ],
 ];
-const LAST = STEPS.length - 1;
+const LAST = 5;
 const widthOf = step => (step === LAST ? X.v[0].length : X.k.length); // columns of the result
-let markDots = () => {};
+let markSteps = () => {};
 
 function drawSteps() {
   T.j = Math.min(T.j, widthOf(T.step) - 1);
@@ -150,9 +150,7 @@ function drawSteps() {
   $("ssay").textContent = t("js.step.say." + T.step);
   $("swork").textContent = work;
   $("scmd").textContent = T.causal ? D.commands.steps_causal : D.commands.steps;
-  [$("sback").disabled, $("snext").disabled] = [T.step === 0, T.step === LAST];
-  [...$("dots").children].forEach((dot, i) => dot.classList.toggle("done", i < T.step));
-  markDots();
+  markSteps();
 }
 
 // ---- Play: a cell every 400 ms, from the step that is shown to the end ----------------------------
@@ -181,18 +179,7 @@ function playOn() {
 }
 
 function bindSteps() {
-  const go = step => {
-    T.step = clamp(step, 0, LAST);
-    stop();
-  };
-  const name = i => t("js.steps.step", { i: i + 1, name: t("js.step.name." + i) });
-  markDots = choices($("dots"), STEPS.map((_, i) => [i, i + 1, name(i)]), () => T.step, go, "tab");
-  $("sback").onclick = () => go(T.step - 1);
-  $("snext").onclick = () => go(T.step + 1);
-  $("sreset").onclick = () => {
-    [T.i, T.j] = [2, 1];
-    go(0);
-  };
+  markSteps = walk("s", STEPS.map((_, i) => t("js.step.name." + i)), T, stop);
   $("splay").onclick = play;
   $("splay").hidden = still.matches;
   $("scausal").onchange = e => {
@@ -200,7 +187,7 @@ function bindSteps() {
     drawSteps();
   };
   const sizes = [[false, t("js.shapes.one")], [true, t("js.shapes.all")]];
-  choices($("shapemode"), sizes, () => T.full, value => ((T.full = value), drawShapes()));
+  choices("shapemode", sizes, T, "full", drawShapes);
 }
 
 // ---- Shapes -------------------------------------------------------------------------------------

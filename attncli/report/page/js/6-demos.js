@@ -125,7 +125,7 @@ function curve(name, d, columns, [low, high], ticks, theory) {
 
 function bindScaling() {
   const draws = [["normal", t("js.scaling.normal")], ["ten", "[10, 1, 1]"]];
-  choices($("draw"), draws, () => W.draw, draw => ((W.draw = draw), drawScaling()));
+  choices("draw", draws, W, "draw", drawScaling);
   $("dk").oninput = $("tau").oninput = drawScaling;
   const preset = d => {
     const button = el("button", { type: "button", textContent: `dₖ = ${d}` });
@@ -157,7 +157,7 @@ const MASKS = {
   ],
 };
 const M = { kind: "causal", step: 2, value: 2 };
-let markMaskDots = () => {};
+let markMaskSteps = () => {};
 
 /** Scaled scores of the first eight tokens, and their names: of the head that is looked at, or,
  * where the report has only weights of it, or too few queries, of the example. */
@@ -202,23 +202,13 @@ function drawMask() {
     ownCorner(group()) ? t("js.mask.of", { head: $("headname").textContent, n }) : "",
   ].join(" ");
   $("mcmd").textContent = `attncli mask --k-len ${n}${options(v, n)}`;
-  [$("mback").disabled, $("mnext").disabled] = [M.step === 0, M.step === 2];
-  [...$("mdots").children].forEach((dot, i) => dot.classList.toggle("done", i < M.step));
-  markMaskDots();
+  markMaskSteps();
 }
 
 function bindMasks() {
   const kinds = Object.keys(MASKS).map(kind => [kind, t("js.mask.kind." + kind)]);
-  choices($("mkind"), kinds, () => M.kind, kind => ((M.kind = kind), drawMask()));
-  const go = step => {
-    M.step = clamp(step, 0, 2);
-    drawMask();
-  };
-  const steps = range(3).map(i => [i, i + 1, t("js.steps.step", { i: i + 1, name: t("js.mask.step." + i) })]);
-  markMaskDots = choices($("mdots"), steps, () => M.step, go, "tab");
-  $("mback").onclick = () => go(M.step - 1);
-  $("mnext").onclick = () => go(M.step + 1);
-  $("mreset").onclick = () => go(0);
+  choices("mkind", kinds, M, "kind", drawMask);
+  markMaskSteps = walk("m", range(3).map(i => t("js.mask.step." + i)), M, drawMask);
   $("mval").oninput = e => {
     M.value = +e.target.value;
     drawMask();
@@ -270,6 +260,6 @@ function drawSoftmax() {
 
 function bindSoftmax() {
   const types = Object.keys(TYPES).map(name => [name, name]);
-  choices($("dtype"), types, () => Z.type, name => ((Z.type = name), drawSoftmax()));
+  choices("dtype", types, Z, "type", drawSoftmax);
   $("shift").oninput = drawSoftmax;
 }

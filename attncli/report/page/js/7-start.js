@@ -2,9 +2,7 @@
 // The page as a whole: theme, keys that hold everywhere, the order of the table, and the start.
 
 function drawAll() {
-  drawGrid();
-  drawMap();
-  cursor();
+  drawHeads();
   drawSteps();
   drawMask();
 }
