@@ -317,7 +317,9 @@ def _sentences(page: Page, words: Words) -> Iterator[str]:
             names[id(record)] = f"{name} {head}" if name else head
     counts = Counter(str(r["label"]) for r in page.records if r["label"] is not None)
     if counts:
-        yield ", ".join(f"{n} {t(f'label.{label}')}" for label, n in counts.most_common())
+        told = ((t(f"label.{label}"), count) for label, count in counts.most_common())
+        counted = [t("mast.counted", label=label, count=count) for label, count in told]
+        yield t("mast.comma").join(counted)
 
     def most(key: str, sign: int = 1) -> Record | None:
         known = [r for r in page.records if r[key] is not None and math.isfinite(r[key])]
