@@ -104,13 +104,13 @@ def _runs(options: CaptureOptions, model: Any) -> list[Any]:
 
 
 def _read(path: str) -> str:
-    """The text of a file.
+    """The text of a file, or of standard input.
 
     Raises:
         DataError: it cannot be read.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise DataError(shown(path), f"expected a text, got: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -367,7 +367,7 @@ class CaptureOptions:
     text: list[str] | None = option(
         None, "What to run it on; several texts are run one by one.", "TEXT"
     )
-    text_file: list[str] | None = option(None, "A text from a file.", "FILE")
+    text_file: list[str] | None = option(None, "A text from a file.", "FILE|-")
     ids: str | None = option(None, "Token ids, (S) or (B, S), or words of a text file.", "FILE")
     inputs: str | None = option(
         None, "Arrays named as the model's keywords: pixel_values, input_features, …", "FILE.npz"

@@ -99,6 +99,8 @@ def test_several_texts_are_passes_of_their_own(mistral: Path, run: Run, tmp_path
     ]
     shown = run("compute", bundle, "--group", "texts.1.layers.0", "--stage", "weights")
     assert "a    dog    and      a    cat" in shown.stdout
+    run("capture", mistral, "--text-file", "-", "-o", bundle, stdin=b"the cat\n")
+    assert metadata(bundle)["*"]["labels"] == ["the", "cat"]
 
 
 def test_a_batch_is_padded_and_says_so(mistral: Path, run: Run, tmp_path: Path) -> None:
