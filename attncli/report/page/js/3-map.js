@@ -53,7 +53,7 @@ function paint(canvas, h, view, how, scale) {
 // ---- Places -------------------------------------------------------------------------------------
 let places = null; // of the map as it is laid out, in CSS pixels
 const measure = el("canvas").getContext("2d");
-measure.font = "11px system-ui, sans-serif";
+measure.font = "700 11px system-ui, sans-serif"; // as that of the cell that is looked at
 const longest = names => Math.min(84, Math.max(...names.map(n => measure.measureText(n).width)));
 
 function layoutMap() {
@@ -212,8 +212,10 @@ function readout(aloud) {
     ranking(column, q.names, 4, S.q)
   );
   const rows = q.single(S.q) ? ` --rows ${q.edges[S.q]}` : "";
-  $("hcmd").parentElement.hidden = !g.commands.compute; // given weights need not be computed
-  $("hcmd").textContent = `${g.commands.compute} --head-index ${h.head} --stage weights${rows}`;
+  const { compute, entropy } = g.commands; // given weights are not computed
+  $("hcmd").textContent = compute
+    ? `${compute} --head-index ${h.head} --stage weights${rows}`
+    : `${entropy} --head-index ${h.head} --per-row`;
   const said = { query: q.names[S.q], key: k.names[S.k], weight: weightText(w) };
   if (aloud) $("live").textContent = t("js.read.aloud", said);
 }

@@ -121,6 +121,7 @@ function select(i, byUser = true) {
     entropy: fixed(h.entropy_bits_mean),
     keys: fixed(h.effective_keys_mean, 1),
     sink: h.sink_mass_mean === null ? "–" : percent(h.sink_mass_mean),
+    first: t(D.sink_keys > 1 ? "js.head.firsts" : "js.head.first", { keys: D.sink_keys }),
   };
   const label = text("span", labelOf(h), `dot ${labelClass(h)}`);
   $("headlabel").replaceChildren(label, t("js.head.facts", facts));
