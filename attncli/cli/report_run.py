@@ -29,10 +29,11 @@ from attncli.attention.stages import select
 from attncli.cli.commands import ReportOptions
 from attncli.cli.output import progress
 from attncli.columns import record_of
-from attncli.errors import DataError, UsageError, option_words
+from attncli.errors import DataError, UsageError, on_command_line, option_words
 from attncli.files.text import shown
 from attncli.files.writer import require_folder
-from attncli.report.page.page import Commands, Page, PageGroup, map_budget, page_html
+from attncli.report.page.contents import Commands, Page, PageGroup
+from attncli.report.page.page import map_budget, page_html
 from attncli.report.printer import Printer
 
 # The experiment over d_k: enough draws for curves, few enough for a quarter of a second.
@@ -148,7 +149,7 @@ def _page_group(
         cost=None if weights else cost_of(problem),
         compute=None if weights else shlex.join(["attncli", "compute", *words]),
         entropy=shlex.join(["attncli", "entropy", *words]) if words else None,
-        warnings=made.warnings,
+        warnings=[on_command_line(text) for text in made.warnings],
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from browsing import Layer, Open, Opened, Report, fixed
 
 from attncli.attention.statistics import softmax_stats
-from attncli.report.page.page import walk
+from attncli.report.page.data import walk
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import attncli
 from attncli.analysis.entropy import HEAD
-from attncli.report.page.page import WALK_KEYS, WALK_WIDTH, _walk_of, walk
+from attncli.report.page.data import WALK_KEYS, WALK_WIDTH, walk, walk_of
 
 MINILM = Path("sample_inputs/minilm.safetensors").resolve()
 HOSTILE = ["</script><script>alert(1)</script>", "<!--", '"><img src=x onerror=alert(1)>', "中文"]
@@ -269,6 +269,15 @@ def test_every_input_is_told_in_words(page: MakePage, words: str, said: str) -> 
     assert any(said in text for _, _, text in read.words)
 
 
+def test_warnings_are_those_of_the_command(page: MakePage, run: Any, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "bundle.safetensors", [9], heads=8, cuasal=True)
+    said = run("report", path, "-o", tmp_path / "page.html").stderr
+    (warning,) = re.findall("warning: (.*)", said)
+    read = page(path)
+    assert ("li", "", warning) in read.words
+    assert "«" not in read.text
+
+
 def test_what_is_no_number_is_shown_as_such(page: MakePage, tmp_path: Path) -> None:
     q = np.random.default_rng(0).standard_normal((6, 4))
     q[2] = np.nan
@@ -412,5 +421,5 @@ def test_the_draw_behind_the_slider_is_the_most_typical_of_400() -> None:
         return float(np.abs(np.log(draw.var(0, ddof=1) / widths)).max())
 
     assert walk().shape == (WALK_KEYS, WALK_WIDTH)
-    assert off(walk()) == pytest.approx(min(off(_walk_of(seed)) for seed in range(400)), rel=1e-5)
+    assert off(walk()) == pytest.approx(min(off(walk_of(seed)) for seed in range(400)), rel=1e-5)
     assert np.exp(off(walk())) < 2.2

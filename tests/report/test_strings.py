@@ -9,7 +9,7 @@ from pathlib import Path
 import attncli
 from attncli.analysis.entropy import HEAD
 from attncli.attention.streaming.heads import Label
-from attncli.report.page.page import DRAWN
+from attncli.report.page.data import DRAWN
 
 PAGE = Path(attncli.__file__).parent / "report" / "page"
 STRINGS = json.loads((PAGE / "strings.json").read_text(encoding="utf-8"))
