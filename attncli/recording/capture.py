@@ -155,13 +155,16 @@ class Capture(Recorder):
             found["causal"] = True
             if q_len != k_len:
                 found["query_offset"] = "top-left"  # as torch has it
-        elif q_len == 1 < k_len and "query_offset" not in found and not is_cross(call.module):
-            last = found.get("key_lengths", k_len)  # the query is the newest token
-            found["query_offset"] = (
-                tuple(n - 1 for n in last) if isinstance(last, tuple) else last - 1
-            )
+        elif q_len == 1 < k_len and "query_offset" not in found and self._is_newest(call.module):
+            lengths = found.get("key_lengths", (k_len,))
+            found["query_offset"] = tuple(length - 1 for length in lengths)
         found["query_lengths"] = self._query_lengths(call)
         return {name: value for name, value in found.items() if value is not None}
+
+    def _is_newest(self, path: str) -> bool:
+        """Whether a single query is the newest token: in a later step, or where modules say so."""
+        causal = bool(getattr(self._modules[path], "is_causal", False))
+        return not is_cross(path) and (self._step > 0 or causal)
 
     def _query_lengths(self, call: Call) -> tuple[int, ...] | None:
         """How many queries are real, where the batch is padded on the right."""
@@ -194,7 +197,8 @@ class Capture(Recorder):
             by_pass.setdefault((entry.text, entry.step), []).append(entry)
         # All passes together: a decoder's step alone would not know of the encoder.
         paths = dict.fromkeys((str(e.module), e.repeat) for e in self._entries)
-        names = dict(zip(paths, group_names(list(paths)), strict=True))
+        found = group_names(list(paths), two_sided=self._two_sided)
+        names = dict(zip(paths, found, strict=True))
         for (text, step), entries in by_pass.items():
             lead = [text, f"steps.{step}" if step else ""]
             for entry in entries:

@@ -25,6 +25,7 @@ from attncli.recording.trace import Trace
 # Above so many cells a module's eager function is given some queries at a time.
 _EAGER_CELLS = 1 << 22
 _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _INTERFACE = ("query", "key", "value", "attention_mask", "dropout", "scaling")
 
 
@@ -62,7 +63,8 @@ class Watch:
     """What is seen of one model.
 
     Attributes:
-        paths: module by identity → its path.
+        modules: path → module.
+        paths: identity of a module → its path.
         receive: is told each call.
         trace: whether to follow softmax that is written out.
         inside: paths of the modules that are running, the innermost last.
@@ -70,6 +72,7 @@ class Watch:
         busy: how many functions that are recorded as a whole are running.
     """
 
+    modules: dict[str, nn.Module]
     paths: dict[int, str]
     receive: Callable[[Call], None]
     trace: bool
@@ -88,7 +91,8 @@ def watching(
     model: nn.Module, receive: Callable[[Call], None], *, trace: bool = False
 ) -> Iterator[Watch]:
     """Tell `receive` of every attention call of a model."""
-    watch = Watch({id(m): path for path, m in model.named_modules()}, receive, trace)
+    modules = dict(model.named_modules())
+    watch = Watch(modules, {id(m): path for path, m in modules.items()}, receive, trace)
     with ExitStack() as stack:
         for module in model.modules():
             _follow(stack, watch, module)
@@ -251,7 +255,7 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self.watch = watch
         self.sdpa = sdpa
-        self.trace = Trace(self._found) if watch.trace else None
+        self.trace = Trace(self._found, self._heads) if watch.trace else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -268,3 +272,9 @@ class _Mode(TorchFunctionMode):
     def _found(self, **seen: Any) -> None:
         """Receive attention that was written out: what its logits hold beyond scale · q·k."""
         self.watch.receive(Call(self.watch.module, **seen))
+
+    def _heads(self) -> int | None:
+        """How many heads the running module says that it has."""
+        module = self.watch.modules[self.watch.module]
+        found = next((getattr(module, name) for name in _HEADS if hasattr(module, name)), None)
+        return found if isinstance(found, int) and found > 0 else None

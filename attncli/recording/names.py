@@ -46,11 +46,12 @@ def is_decoder(path: str) -> bool:
     return "decoder" in Place.of(path).stack
 
 
-def group_names(calls: Sequence[tuple[str, int]]) -> list[str]:
+def group_names(calls: Sequence[tuple[str, int]], *, two_sided: bool = False) -> list[str]:
     """A name for each call of one pass through a model.
 
     Args:
         calls: path of the module, and how often it was called before in this pass.
+        two_sided: whether encoder and decoder are named even where there is one of them alone.
     """
     places = {path: Place.of(path) for path, _ in calls}
     stacks = {place.stack for place in places.values()}
@@ -63,6 +64,8 @@ def group_names(calls: Sequence[tuple[str, int]]) -> list[str]:
         place = places[path]
         tails = siblings[place.stack, place.layer]
         head = place.stack[common:] if len(stacks) > 1 else ()
+        if two_sided and not head:
+            head = place.stack[-1:]
         while len(head) > 1 and head[-1] in _PLAIN_STACKS:
             head = head[:-1]
         # One module for all layers counts them by its calls.

@@ -44,9 +44,11 @@ class Trace:
 
     Attributes:
         found: is told q, k, v, output, mask, scale, by these names, as `Call` has them.
+        heads: how many heads the running module has; None where it does not say.
     """
 
     found: Callable[..., None]
+    heads: Callable[[], int | None]
 
     def follow(self, func: Any, args: Any, given: dict[str, Any], result: Any) -> None:
         """Mark the result of one operation by what its operands are."""
@@ -85,16 +87,20 @@ class Trace:
 
     def _ended(self, weights: _Weights, v: torch.Tensor, output: torch.Tensor) -> None:
         logits, product = weights.logits, weights.product
-        shape = logits.shape if logits.ndim == 4 else (1, *logits.shape)
+        shape = tuple(logits.shape)
+        if len(shape) == 3:  # (B·H, S_q, S_k)
+            heads = self.heads() or shape[0]
+            shape = (-1, heads if shape[0] % heads == 0 else shape[0], *shape[1:])
         if len(shape) != 4:
             return
-        batch, _, q_len, k_len = shape
         try:
+            logits = logits.reshape(shape)
+            batch, _, q_len, k_len = logits.shape
             q = product.q.reshape(batch, -1, q_len, product.q.shape[-1])
             k = product.k.reshape(batch, -1, k_len, product.k.shape[-1])
             values = v.detach().reshape(batch, -1, k_len, v.shape[-1])
             attended = output.detach().reshape(batch, -1, q_len, v.shape[-1])
-            rest = _beyond(q, k, product.scale, logits.reshape(shape))
+            rest = _beyond(q, k, product.scale, logits)
         except RuntimeError:  # products of another kind, which only look like these
             return
         self.found(q=q, k=k, v=values, output=attended, mask=rest, scale=product.scale)
@@ -128,6 +134,8 @@ def _matrices(args: Any) -> tuple[torch.Tensor, torch.Tensor, list[int]] | None:
     None where it is no product of two batches of matrices.
     """
     equation, *operands = args
+    if not isinstance(equation, str) or "." in equation:
+        return None
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = list(operands[0])
     inputs, _, result = equation.replace(" ", "").partition("->")

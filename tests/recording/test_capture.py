@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors
 import torch
+import transformers as tf
 from small_models import MODELS, attentions, build, inputs, tokens
 
 import attncli
@@ -75,6 +76,17 @@ def test_what_shapes_attention_is_declared_as_options(name: str, options: dict[s
     found = seen.groups["layers.0"]
     assert found.options == pytest.approx(options)
     assert (found.heads, found.q_len, found.k_len, found.dk) == (4, 12, 12, 8)
+
+
+def test_heads_in_the_batch_are_told_apart_where_they_are_followed() -> None:
+    """XGLM packs (B, H) into one axis before its softmax."""
+    config = tf.XGLMConfig(vocab_size=60, d_model=32, ffn_dim=48, num_layers=1, attention_heads=4)
+    torch.manual_seed(0)
+    model = tf.XGLMModel(config).eval()
+    with torch.no_grad(), attncli.capture(model, trace=True) as seen:
+        model(tokens(3))
+    (group,) = seen.groups.values()
+    assert (group.batch, group.heads, group.options) == (3, 4, {"scale": 1.0, "causal": True})
 
 
 def test_layers_with_one_bias_share_it(tmp_path: Path) -> None:

@@ -102,6 +102,19 @@ def test_modules_of_torch_are_seen_once(kind: str, x: torch.Tensor) -> None:
         torch.testing.assert_close(weights.mean(1).float(), out[1])
 
 
+def test_one_query_is_the_newest_token_of_a_cache_alone() -> None:
+    """Pooling by one query is none: where it stands on the key axis nobody says."""
+    pooling = nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    with torch.no_grad(), attncli.capture(pooling) as seen:
+        pooling(torch.ones(1, 1, 32), torch.ones(1, 6, 32), torch.ones(1, 6, 32))
+    assert [*seen.groups["attention"].options] == ["scale"]
+    model = build("gpt2")
+    with torch.no_grad(), attncli.capture(model) as seen:
+        cache = model(tokens()).past_key_values
+        model(tokens(length=1), past_key_values=cache)
+    assert seen.groups["steps.1.layers.0"].options["query_offset"] == [12]
+
+
 def test_everything_is_as_before_afterwards() -> None:
     model, before = build("llama"), F.scaled_dot_product_attention
     with torch.no_grad():
