@@ -19,6 +19,8 @@ from attncli.report.printer import Printer, heading, paragraph
 from attncli.report.shading import shade
 from attncli.report.table import (
     GAP,
+    PLAIN_SHADES,
+    SHADES,
     TableColumn,
     cell,
     decimals,
@@ -40,8 +42,6 @@ TERMINAL_RECORDS = 40
 TOKEN_WIDTH = 20
 BINS = 20
 BAR_WIDTH = 40
-MARKS = "·░▒▓█"
-PLAIN_MARKS = ".:+*#"  # where the encoding lacks the others
 MISSING = "–"
 # Off a terminal lines may be as long as they like, but nobody reads a picture wider than this.
 PICTURE_WIDTH = 160
@@ -338,7 +338,7 @@ class ValueRange:
     def mark(self, value: float | None) -> str:
         """The character for a value."""
         share = self.share(value)
-        marks = self.printer.sign(MARKS, PLAIN_MARKS)
+        marks = self.printer.sign(SHADES, PLAIN_SHADES)
         return MISSING if share is None else marks[min(int(share * len(marks)), len(marks) - 1)]
 
 

@@ -25,7 +25,14 @@ from attncli.report.explanation import formula
 from attncli.report.printer import Printer, heading
 from attncli.report.shading import Shading, style_on
 from attncli.report.stages import StageView
-from attncli.report.table import decimals, shortened, text_width
+from attncli.report.table import (
+    PLAIN_SHADES,
+    SHADES,
+    decimals,
+    positions_above,
+    shortened,
+    text_width,
+)
 
 # Lines of all pictures together on a terminal, what frames each of them, and the fewest of one.
 MOST_LINES = 100
@@ -39,7 +46,6 @@ RAMP_WIDTH = 24
 BESIDE_DECIMALS = 4
 FEW_DECIMALS = 2
 HALF = "▀"
-SHADES, PLAIN_SHADES = "·░▒▓█", ".:+*#"
 TENTHS = ".123456789#"
 
 
@@ -235,11 +241,7 @@ class HeatMap:
         if self.canvas.way is Way.FIGURES:
             names = self.column_names or list(map(str, edges))
             return "".join(_right(shortened(name, wide - 1), wide - 1) + " " for name in names)
-        line = ""
-        for column in range(0, len(edges), 8 // wide):
-            if wide * column >= len(line) + (1 if line else 0):
-                line = line.ljust(wide * column) + str(edges[column])
-        return line
+        return positions_above(edges, wide, 8 // wide)
 
     def _name(self, row: int) -> Segment:
         name = shortened(self.line_names[row // self.canvas.rows_a_line], self.canvas.lead)

@@ -24,7 +24,15 @@ from attncli.columns import Column, columns_of
 from attncli.errors import options_text
 from attncli.files.text import shown
 from attncli.report.printer import Printer, heading, paragraph
-from attncli.report.table import TableColumn, decimals, labels_of_batch, record_table, table
+from attncli.report.table import (
+    SHADES,
+    TableColumn,
+    decimals,
+    labels_of_batch,
+    positions_above,
+    record_table,
+    table,
+)
 
 Record = dict[str, Any]
 
@@ -37,7 +45,6 @@ MOST_RECORDS = 40
 # Document ids that are listed.
 MOST_IDS = 24
 # Share of visible cells in a rectangle: none, up to a third, two thirds, less than all, all.
-SHADES = ("·", "░", "▒", "▓", "█")
 MOST_ROWS = 32
 MOST_COLUMNS = 64
 LABEL_WIDTH = 15
@@ -264,7 +271,7 @@ def picture(
     # Characters are twice as high as wide: two for a cell make a square, where they fit.
     room = min(MOST_COLUMNS, printer.width - LABEL_WIDTH - 4)
     wide = 2 if counts.sizes.max() == 1 and 2 * counts.counts.shape[1] <= room else 1
-    yield Text(" " * (lead + 1) + _column_scale(counts, wide), "dim")
+    yield Text(" " * (lead + 1) + positions_above(counts.key_edges[:-1].tolist(), wide, 5), "dim")
     for row in range(len(counts.counts)):
         line = [(f"{names[row]:>{lead}} ", "dim")]
         for column in range(counts.counts.shape[1]):
@@ -291,15 +298,3 @@ def _row_name(counts: CellCounts, row: int, labels: Sequence[str] | None, offset
     if labels is not None and 0 <= position < len(labels):
         return f"{first} {labels[position]}"
     return str(first)
-
-
-def _column_scale(counts: CellCounts, wide: int) -> str:
-    """Key positions above the picture, as many as have room."""
-    edges: Any = counts.key_edges[:-1]
-    scale = ""
-    for column, edge in enumerate(edges.tolist()):
-        text = str(edge)
-        free = wide * column >= len(scale) + (1 if scale else 0)
-        if free and column % 5 == 0:
-            scale = scale.ljust(wide * column) + text
-    return scale

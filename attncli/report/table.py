@@ -19,6 +19,8 @@ from attncli.report.printer import Preformatted, Printer
 GAP = 2
 # With fewer decimals than these their user wants few characters, not small numbers.
 SCIENTIFIC_FROM = 3
+# From none to all, and where the encoding lacks these.
+SHADES, PLAIN_SHADES = "·░▒▓█", ".:+*#"
 # A light rule under the headings, on terminals alone: what is piped has a line a record.
 RULE = Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=True)
 # Rich holds some kilobytes a cell until a table is drawn: long ones are drawn in stretches.
@@ -131,6 +133,21 @@ def decimals(value: float | None, digits: int) -> str:
 def text_width(text: str) -> int:
     """Columns of the terminal that a text takes."""
     return len(text) if text.isascii() else cell_len(text)
+
+
+def positions_above(edges: Sequence[int], wide: int, every: int) -> str:
+    """A line above a picture: where every so many-th of its columns begins, as there is room.
+
+    Args:
+        edges: the position that each column begins with.
+        wide: characters of a column.
+        every: columns from one name to the next.
+    """
+    line = ""
+    for column in range(0, len(edges), every):
+        if wide * column >= len(line) + (1 if line else 0):
+            line = line.ljust(wide * column) + str(edges[column])
+    return line
 
 
 def shortened(text: str, width: int) -> str:

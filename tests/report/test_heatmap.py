@@ -20,10 +20,10 @@ from attncli.attention.pooling import edges_of
 from attncli.attention.problem import make_problem
 from attncli.attention.stages import Stage
 from attncli.report import ColourScale
-from attncli.report.heatmap import MOST_LINES, SHADES
+from attncli.report.heatmap import MOST_LINES
 from attncli.report.printer import Printer
 from attncli.report.shading import HIDDEN, RAMP, SIGNED_RAMP, Shading
-from attncli.report.table import text_width
+from attncli.report.table import SHADES, text_width
 
 Run = Callable[..., Any]
 
