@@ -140,6 +140,6 @@ const view = () => group().view(head().local);
 function weightText(w, exact = view().exact) {
   if (!(w > 0)) return w === 0 ? "0" : w < 0 ? t("js.masked") : "NaN";
   const digits = exact ? 4 : 3;
-  const known = w >= 10 ** -digits ? w.toFixed(digits) : scientific(w);
-  return exact ? known : w < 1e-7 ? "< 10⁻⁷" : `≈ ${known}`;
+  const figures = w >= 10 ** -digits ? w.toFixed(digits) : scientific(w);
+  return exact ? figures : w < 1e-7 ? "< 10⁻⁷" : `≈ ${figures}`;
 }

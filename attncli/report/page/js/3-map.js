@@ -175,6 +175,9 @@ function ranking(weights, names, count, mine) {
   return el("div", { className: "bars" }, ...order.filter(i => weights[i] > 0).flatMap(line));
 }
 
+/** A number as text; a dash for what no query has, which is NaN in the data. */
+const known = (x, write) => (Number.isNaN(x) ? "–" : write(x));
+
 function readout(aloud) {
   const [h, g, v] = [head(), group(), view()];
   const { q, k } = v;
@@ -189,16 +192,16 @@ function readout(aloud) {
     fact(t("js.read.even"), w > 0 && even < 0.001 ? "< 0.001" : String(+even.toPrecision(3)));
     const among = row.filter(x => x >= 0).length;
     fact(t("js.read.rank"), t("js.read.of", { a: 1 + row.filter(x => x > w).length, b: among }));
-  } else fact(weightText(w), t("js.read.hidden"));
+  } else if (w < 0) facts.push(text("dt", t("js.read.hidden"), "wide"));
   if (v.pooled) fact(t("js.read.largest"), weightText(v.weights(h.local, "max")[S.q * k.count + S.k]));
   if (v === g.full) {
-    const bits = fixed(g.entropiesOf(h.local)[S.q]);
+    const bits = known(g.entropiesOf(h.local)[S.q], fixed);
     const most = fixed(Math.log2(Math.max(1, keys)));
     const single = q.single(S.q);
     fact(t(single ? "js.read.entropy" : "js.read.entropies"), t("js.read.bits", { a: bits, b: most }));
-    const mean = weightText(g.massesOf(h.local)[S.k], true);
+    const mean = known(g.massesOf(h.local)[S.k], x => weightText(x, true));
     fact(t(k.single(S.k) ? "js.read.mean" : "js.read.means"), mean);
-  } else facts.push(text("dt", t("js.read.small"), "note"), text("dd", ""));
+  } else facts.push(text("dt", t("js.read.small"), "wide note"));
   const pair = [token(q.names[S.q]), `${q.position(S.q)} → `, token(k.names[S.k]), k.position(S.k)];
   const inside = [q.inside(S.q), k.inside(S.k)].filter(Boolean).join("  →  ");
   $("read").replaceChildren(

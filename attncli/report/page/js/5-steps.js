@@ -69,68 +69,54 @@ const sign = words => text("span", words, "op");
 const factor = (x, digits) => (x < 0 ? `(${fixed(x, digits)})` : fixed(x, digits));
 const product = (a, b) =>
   a.map((x, l) => `${fixed(x)}·${factor(b[l])}`).join(" + ").replaceAll("+ −", "− ");
-const stage = (name, m, o) => matrix(t("js.stage." + name), m, o);
-const across = m => indexed("d", m[0].length);
 
-const STEPS = [
-  () => {
-    const given = name => {
-      const m = X[name.toLowerCase()];
-      return matrix(`${name} (${m.length}×${m[0].length})`, m, { columns: across(m) });
-    };
-    return [[given("Q"), given("K"), given("V")], t("js.steps.start")];
-  },
-  (g, i, j, pick) => [
-    [
-      matrix("Q", X.q, { columns: across(X.q), row: i }),
-      sign("·"),
-      stage("keys", X.k, { columns: across(X.k), row: j }),
-      sign("="),
-      stage("scores", g.scores, { cell: [i, j], pick }),
-    ],
-    `${product(X.q[i], X.k[j])} = ${fixed(g.scores[i][j], 4)}`,
-  ],
-  (g, i, j, pick) => [
-    [
-      stage("scores", g.scores, { cell: [i, j] }),
-      sign(`÷ √${X.dk} =`),
-      stage("scaled", g.scaled, { cell: [i, j], pick }),
-    ],
-    `${fixed(g.scores[i][j], 4)} ÷ ${fixed(Math.sqrt(X.dk), 4)} = ${fixed(g.scaled[i][j], 4)}`,
-  ],
-  (g, i, j, pick) => [
-    [
-      stage("scaled", g.scaled, { cell: [i, j] }),
-      sign("+"),
-      stage("mask", g.mask, { cell: [i, j], digits: 0, bare: true }),
-      sign("="),
-      stage("masked", g.masked, { cell: [i, j], pick }),
-    ],
-    (g.mask[i][j] ? t("js.steps.later", { i: i + 1, j: j + 1 }) : "") +
-      `${fixed(g.scaled[i][j], 4)} + ${factor(g.mask[i][j], 0)} = ${fixed(g.masked[i][j], 4)}`,
-  ],
-  (g, i, j, pick) => [
-    [
-      stage("masked", g.masked, { row: i }),
-      sign("→"),
-      stage("exps", g.exps, { shares: true, cell: [i, j], hidden: g.mask }),
-      sign(t("js.steps.over")),
-      stage("weights", g.weights, { shares: true, cell: [i, j], hidden: g.mask, pick }),
-    ],
-    `exp(${fixed(g.masked[i][j])} − ${factor(g.highest[i])}) ÷ ${fixed(sum(g.exps[i]), 4)} = ` +
-      fixed(g.weights[i][j], 4) + t("js.steps.sums", { i: i + 1 }),
-  ],
-  (g, i, j, pick) => [
-    [
-      stage("weights", g.weights, { shares: true, row: i, hidden: g.mask }),
-      sign("·"),
-      matrix("V", X.v, { columns: across(X.v), column: j }),
-      sign("="),
-      stage("output", g.output, { columns: across(X.v), cell: [i, j], pick }),
-    ],
-    `${product(g.weights[i], X.v.map(row => row[j]))} = ${fixed(g.output[i][j], 4)}`,
-  ],
-];
+function shownIn(step, i, j, pick) {
+  const g = stages();
+  const stage = (name, o) => matrix(t("js.stage." + name), g[name], o);
+  const given = (name, o, title = name) => {
+    const m = X[name.toLowerCase()];
+    return matrix(title, m, { columns: indexed("d", m[0].length), ...o });
+  };
+  const value = name => fixed(g[name][i][j], 4);
+  const [cell, columns, shares] = [[i, j], indexed("d", X.v[0].length), { shares: true, hidden: g.mask }];
+  if (step === 0) {
+    const size = name => `${name} (${X.q.length}×${X[name.toLowerCase()][0].length})`;
+    return [["Q", "K", "V"].map(name => given(name, {}, size(name))), t("js.steps.start")];
+  }
+  if (step === 1) {
+    const keys = given("K", { row: j }, t("js.stage.keys"));
+    const parts = [given("Q", { row: i }), sign("·"), keys, sign("="), stage("scores", { cell, pick })];
+    return [parts, `${product(X.q[i], X.k[j])} = ${value("scores")}`];
+  }
+  if (step === 2) {
+    const parts = [stage("scores", { cell }), sign(`÷ √${X.dk} =`), stage("scaled", { cell, pick })];
+    return [parts, `${value("scores")} ÷ ${fixed(Math.sqrt(X.dk), 4)} = ${value("scaled")}`];
+  }
+  if (step === 3) {
+    const mask = stage("mask", { cell, digits: 0, bare: true });
+    const later = g.mask[i][j] ? t("js.steps.later", { i: i + 1, j: j + 1 }) : "";
+    return [
+      [stage("scaled", { cell }), sign("+"), mask, sign("="), stage("masked", { cell, pick })],
+      `${later}${value("scaled")} + ${factor(g.mask[i][j], 0)} = ${value("masked")}`,
+    ];
+  }
+  if (step === 4) {
+    const exps = stage("exps", { ...shares, cell });
+    const weights = stage("weights", { ...shares, cell, pick });
+    const above = `exp(${fixed(g.masked[i][j])} − ${factor(g.highest[i])})`;
+    return [
+      [stage("masked", { row: i }), sign("→"), exps, sign(t("js.steps.over")), weights],
+      `${above} ÷ ${fixed(sum(g.exps[i]), 4)} = ${value("weights")}${t("js.steps.sums", { i: i + 1 })}`,
+    ];
+  }
+  const weights = stage("weights", { ...shares, row: i });
+  const output = stage("output", { columns, cell, pick });
+  const values = X.v.map(row => row[j]);
+  return [
+    [weights, sign("·"), given("V", { column: j }), sign("="), output],
+    `${product(g.weights[i], values)} = ${value("output")}`,
+  ];
+}
 const LAST = 5;
 const widthOf = step => (step === LAST ? X.v[0].length : X.k.length); // columns of the result
 let markSteps = () => {};
@@ -143,7 +129,7 @@ function drawSteps() {
     stop();
   };
   const focused = $("flow").contains(document.activeElement);
-  const [parts, work] = STEPS[T.step](stages(), T.i, T.j, pick);
+  const [parts, work] = shownIn(T.step, T.i, T.j, pick);
   $("flow").replaceChildren(...parts);
   if (focused) $("flow").querySelector("[tabindex]")?.focus();
   $("sformula").replaceChildren(`${T.step + 1}. `, ...formula(t("js.step.formula." + T.step)));
@@ -179,7 +165,7 @@ function playOn() {
 }
 
 function bindSteps() {
-  markSteps = walk("s", STEPS.map((_, i) => t("js.step.name." + i)), T, stop);
+  markSteps = walk("s", range(LAST + 1).map(i => t("js.step.name." + i)), T, stop);
   $("splay").onclick = play;
   $("splay").hidden = still.matches;
   $("scausal").onchange = e => {
@@ -213,15 +199,12 @@ function drawShapes() {
     [["O", "A V", output]],
   ].map(parts => el("div", { className: "shape" }, ...parts.map(part)));
   $("strip").replaceChildren(...strip.flatMap((e, i) => (i ? [sign("→"), e] : [e])));
-  const line = name =>
-    el(
-      "tr",
-      {},
-      el("th", { scope: "row", textContent: t("js.stage." + name) }),
-      text("td", t("js.operation." + name)),
-      text("td", name === "output" ? output : pairs, "nowrap"),
-      text("td", t("js.purpose." + name))
-    );
+  const line = name => {
+    const title = el("th", { scope: "row", textContent: t("js.stage." + name) });
+    const shape = text("td", name === "output" ? output : pairs, "nowrap");
+    const operation = text("td", t("js.operation." + name));
+    return el("tr", {}, title, operation, shape, text("td", t("js.purpose." + name)));
+  };
   const names = ["scores", "scaled", "masked", "weights", "output"];
   $("summary").tBodies[0].replaceChildren(...names.map(line));
 }

@@ -159,14 +159,15 @@ const MASKS = {
 const M = { kind: "causal", step: 2, value: 2 };
 let markMaskSteps = () => {};
 
-/** Scaled scores of the first eight tokens, and their names: of the head that is looked at, or,
- * where the report has only weights of it, or too few queries, of the example. */
+/** Whether the scores are there, of more than a query or two. */
 const ownCorner = g => g.corners && Math.min(g.q_len, g.k_len) > 2;
+/** Scaled scores of the first eight tokens, and names of both axes: of the head that is looked at, or,
+ * where it has none to show, of the example. */
 function corner() {
   const [h, g] = [head(), group()];
-  const n = Math.min(8, g.q_len, g.k_len);
   if (!ownCorner(g)) return [stages().scaled, indexed("t", X.q.length), indexed("t", X.k.length)];
-  const rows = range(n).map(i => [...g.corners.subarray((h.local * n + i) * n, (h.local * n + i + 1) * n)]);
+  const n = Math.min(8, g.q_len, g.k_len);
+  const rows = range(n).map(i => Array.from(g.corners.subarray((h.local * n + i) * n).subarray(0, n)));
   const names = axis => range(n).map(i => (axis.tokens && axis.single(i) ? axis.names[i] : String(i)));
   return [rows, names(g.full.q), names(g.full.k)];
 }
