@@ -158,6 +158,28 @@ def test_maps_are_the_weights_and_strips_what_entropy_says(
     assert group["edges"] == {"q": list(range(10)), "k": list(range(10))}
 
 
+def test_heads_may_have_masks_of_their_own(page: MakePage, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "bundle.safetensors", [9])
+    mask = np.stack([np.tri(9, dtype=bool), np.eye(9, dtype=bool)])
+    np.save(tmp_path / "mask.npy", mask)
+    read = page(path, "--attn-mask", tmp_path / "mask.npy")
+    np.testing.assert_array_equal(read.plane() == -1, ~mask)
+    seen = floats(read.data["groups"][0]["keys"]).reshape(2, 9)
+    np.testing.assert_array_equal(seen, mask.sum(-1))
+    assert str(tmp_path) not in read.text
+    assert "--attn-mask mask.npy" in read.data["commands"]["overview"]
+
+
+def test_a_table_of_very_many_heads_says_what_it_leaves_out(
+    page: MakePage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attncli.report.page.page.TABLE_ROWS", 5)
+    read = page(bundle(tmp_path / "bundle.safetensors", [4, 4], heads=4))
+    assert len(read.rows) == 6
+    assert len(read.data["heads"]["head"]) == 8
+    assert any(words.startswith("3 more heads") for _, _, words in read.words)
+
+
 def test_the_corner_holds_scores_before_the_mask(page: MakePage, tmp_path: Path) -> None:
     path = bundle(tmp_path / "bundle.safetensors", [20])
     read = page(path, "--causal", "--softcap", "3", "--scale", "0.7")
