@@ -102,6 +102,7 @@ def test_modules_of_torch_are_seen_once(kind: str, x: torch.Tensor) -> None:
         torch.testing.assert_close(weights.mean(1).float(), out[1])
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
 def test_one_query_is_the_newest_token_of_a_cache_alone() -> None:
     """Pooling by one query is none: where it stands on the key axis nobody says."""
     pooling = nn.MultiheadAttention(32, 4, batch_first=True).eval()
