@@ -24,16 +24,17 @@ _HOMES = {
     "recorder": "attncli.api",
     "Recorder": "attncli.recording.recorder",
     "check": "attncli.api",
-    "Checked": "attncli.analysis.check",
+    "Checked": "attncli.results",
     "compute": "attncli.api",
-    "Computed": "attncli.analysis.compute",
+    "Computed": "attncli.results",
     "StageStatistics": "attncli.attention.stages",
     "entropy": "attncli.api",
-    "Entropies": "attncli.analysis.entropy",
-    "mask": "attncli.analysis.mask",
-    "AuditedMask": "attncli.analysis.mask",
+    "Entropies": "attncli.results",
+    "mask": "attncli.api",
+    "AuditedMask": "attncli.results",
     "variance": "attncli.api",
-    "Audited": "attncli.analysis.variance",
+    "Audited": "attncli.results",
+    "Experiments": "attncli.results",
     "AttentionOptions": "attncli.attention.options",
     "Corner": "attncli.attention.options",
     "Layout": "attncli.attention.options",
@@ -51,16 +52,11 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
-    from attncli.analysis.check import Checked as Checked
-    from attncli.analysis.compute import Computed as Computed
-    from attncli.analysis.entropy import Entropies as Entropies
-    from attncli.analysis.mask import AuditedMask as AuditedMask
-    from attncli.analysis.mask import mask as mask
-    from attncli.analysis.variance import Audited as Audited
     from attncli.api import capture as capture
     from attncli.api import check as check
     from attncli.api import compute as compute
     from attncli.api import entropy as entropy
+    from attncli.api import mask as mask
     from attncli.api import recorder as recorder
     from attncli.api import variance as variance
     from attncli.attention.options import AttentionOptions as AttentionOptions
@@ -80,6 +76,12 @@ if TYPE_CHECKING:
     from attncli.recording.recorder import CapturedGroup as CapturedGroup
     from attncli.recording.recorder import CapturedTensors as CapturedTensors
     from attncli.recording.recorder import Recorder as Recorder
+    from attncli.results import Audited as Audited
+    from attncli.results import AuditedMask as AuditedMask
+    from attncli.results import Checked as Checked
+    from attncli.results import Computed as Computed
+    from attncli.results import Entropies as Entropies
+    from attncli.results import Experiments as Experiments
 else:
     # Hidden from type checkers, to which it would make every misspelt name look right.
     def __getattr__(name: str) -> object:

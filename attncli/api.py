@@ -8,24 +8,36 @@ from typing import Any, overload
 import torch
 
 from attncli.analysis.attention_arguments import TensorLike, read_keywords, stored_of, whole_numbers
-from attncli.analysis.check import Checked, require_candidates
-from attncli.analysis.compute import Computed, ask_stages, compute_stages
-from attncli.analysis.entropy import Entropies, measure, thresholds_of
+from attncli.analysis.check import require_candidates
+from attncli.analysis.compute import ask_stages
+from attncli.analysis.entropy import measure, thresholds_of
+from attncli.analysis.mask import SOFTMAX, sizes_of, suspicions
 from attncli.analysis.options import choice_of
-from attncli.analysis.variance import Audited, experiment_specs, experiments
+from attncli.analysis.variance import experiment_specs, experiments
 from attncli.attention.check.candidate import Target, read_candidate
 from attncli.attention.check.hypotheses import check as find_mistakes
+from attncli.attention.masks.audit import audit as audit_of_mask
+from attncli.attention.masks.build import build_mask
 from attncli.attention.options import DistributionName, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import problem_of_weights
 from attncli.attention.stages import select
 from attncli.attention.streaming.stream import Wanted
-from attncli.attention.variance.experiment import ExperimentRecord, ScaleRule
+from attncli.attention.variance.experiment import ScaleRule
 from attncli.attention.variance.moments import audit, diagnosis
-from attncli.errors import UsageError
+from attncli.errors import UsageError, in_python
 from attncli.files.torch_tensors import as_torch
 from attncli.recording.capture import Capture
 from attncli.recording.recorder import LabelRows, Recorder
+from attncli.results import (
+    Audited,
+    AuditedMask,
+    Checked,
+    Computed,
+    Entropies,
+    Experiments,
+    computed,
+)
 
 # What says how Q and K of an audit are read, beside the options of attention.
 READING = {"layout", "k_layout", "heads", "kv_heads", "precision", "device", "allow_nonfinite"}
@@ -96,7 +108,7 @@ def compute(
         heads=whole_numbers(head_index),
         rows=whole_numbers(rows),
     )
-    return compute_stages(asked)
+    return computed(asked)
 
 
 @torch.no_grad()
@@ -183,6 +195,8 @@ def entropy(
         batches=selection.batches,
         head_indices=selection.heads,
         problem=problem,
+        thresholds=thresholds,
+        sink_keys=sink_keys,
     )
 
 
@@ -216,7 +230,7 @@ def variance(
     scale_rule: ScaleRule | str | float | Sequence[ScaleRule | str | float] = ScaleRule.SQRT,
     temperatures: float | Sequence[float] = 1.0,
     seed: int = 0,
-) -> tuple[ExperimentRecord, ...]: ...
+) -> Experiments: ...
 
 
 def variance(q: TensorLike = None, k: TensorLike = None, **keywords: Any) -> Any:
@@ -257,13 +271,56 @@ def variance(q: TensorLike = None, k: TensorLike = None, **keywords: Any) -> Any
         UsageError: options that make no sense, or do not fit the shapes.
     """
     if q is None and k is None:
-        return tuple(experiments(experiment_specs(**keywords)))
+        return Experiments(experiments(experiment_specs(**keywords)))
     if q is None or k is None:
         raise UsageError("q" if q is None else "k", "expected q and k, got one of them")
     given = {name: keywords.pop(name) for name in READING & keywords.keys()}
     problem = as_problem(q, k, None, keywords, **given)
     records = tuple(audit(problem))
     return Audited(records=records, diagnoses=tuple(map(diagnosis, records)), problem=problem)
+
+
+def mask(
+    q_len: int | None = None,
+    k_len: int | None = None,
+    *,
+    batch: int | None = None,
+    heads: int | None = None,
+    **options: Any,
+) -> AuditedMask:
+    """Build a mask from options, count what it lets through, and say what it is.
+
+    >>> attncli.mask(4, causal=True, left_window=1).records[0].kept
+    7
+    >>> attncli.mask(attn_mask=numpy.tri(4, dtype=bool)).options
+    {'causal': True}
+
+    Args:
+        q_len: S_q; None for what the masks say, or S_k.
+        k_len: S_k; None for what the masks say, or S_q, or 8.
+        batch: B; None for what masks and lengths per batch say, or 1.
+        heads: H; None for what `attn_mask` says, or 1.
+        options: the fields of `AttentionOptions` that shape a mask; numbers may stand for tuples
+            of one, and lists, NumPy arrays or torch tensors for arrays.
+
+    Raises:
+        TypeError: a keyword that is no option of a mask.
+        UsageError: options that make no sense, or do not fit the sizes.
+        DataError: a mask of the wrong shape or values.
+    """
+    known = read_keywords(options, without=SOFTMAX)
+    said = {"batch": batch, "heads": heads, "q_len": q_len, "k_len": k_len}
+    built = build_mask(known, sizes_of(known, said))
+    judged = audit_of_mask(built, known)
+    return AuditedMask(
+        description=judged.description,
+        options=judged.recognition.options,
+        probably_inverted=judged.recognition.probably_inverted,
+        records=judged.records,
+        mask=built,
+        warnings=tuple(map(in_python, (*built.warnings, *suspicions(judged)))),
+        judged=judged,
+    )
 
 
 def check(

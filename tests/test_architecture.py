@@ -25,7 +25,8 @@ ARROWS = {
     "analysis": {"attention", "columns", "errors", "files"},
     "report": {"attention", "attncli", "columns", "errors", "files"},
     "recording": {"analysis", "attention", "columns", "errors", "files"},
-    "api": {"analysis", "attention", "columns", "errors", "files", "recording"},
+    "results": {"analysis", "attention", "columns", "errors", "files", "report"},
+    "api": {"analysis", "attention", "columns", "errors", "files", "recording", "results"},
     "cli": {
         "analysis",
         "attention",
@@ -38,7 +39,7 @@ ARROWS = {
     },
     "columns": set(),
     "errors": set(),
-    "attncli": {"analysis", "api", "attention", "errors", "recording"},
+    "attncli": {"analysis", "api", "attention", "errors", "recording", "results"},
     "__main__": {"cli"},
 }
 # Pictures are counted where they are drawn, since their size is the terminal's. Everything else

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from attncli.attention.check.candidate import Target
-from attncli.attention.check.compare import Comparison
-from attncli.attention.check.hypotheses import Hypothesis
-from attncli.attention.problem import Problem
 from attncli.columns import record_of
 from attncli.errors import UsageError
 
@@ -43,33 +39,3 @@ def listed(result: Any) -> dict[str, Any]:
     """The record of a result, in which indices are lists."""
     record = record_of(result)
     return {key: list(v) if isinstance(v, tuple) else v for key, v in record.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What a check found.
-
-    Attributes:
-        comparisons: one per candidate: errors, tolerance, the worst cell, where mismatches sit.
-        hypotheses: every classic mistake that was tried; none where all candidates passed.
-        problem: the checked input: sizes, scale, mask, dtype and device of the arithmetic.
-    """
-
-    comparisons: tuple[Comparison, ...]
-    hypotheses: tuple[Hypothesis, ...]
-    problem: Problem
-
-    @property
-    def passed(self) -> bool:
-        """Whether every candidate is right."""
-        return all(comparison.passed for comparison in self.comparisons)
-
-    @property
-    def mistakes(self) -> tuple[Hypothesis, ...]:
-        """The mistakes that explain every cell of every candidate."""
-        return tuple(one for one in self.hypotheses if one.matches)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What was assumed, and what looks like a mistake."""
-        return self.problem.warnings

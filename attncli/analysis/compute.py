@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-
-import torch
 
 from attncli.attention import stages as attention_stages
 from attncli.attention.pooled_stages import PooledMatrix, pool_blocks
 from attncli.attention.pooling import edges_of
-from attncli.attention.problem import Cost, Problem, cost_of
+from attncli.attention.problem import Problem
 from attncli.attention.stages import (
     Block,
     Selection,
     Stage,
     StageResult,
-    StageStatistics,
     blocks_of,
     select,
     shape_of,
@@ -26,7 +22,6 @@ from attncli.attention.stages import (
 )
 from attncli.attention.steps import OutputProjection
 from attncli.errors import UsageError
-from attncli.files.limits import require_memory
 
 # Arrays of a block that live at once while its stages are computed, measured and copied.
 _WORKING_ARRAYS = 8
@@ -145,74 +140,3 @@ def ask_stages(
             raise UsageError(option, f"expected one of {known} for these inputs, got {name!r}")
     wanted = tuple(stage for stage in offered if names is None or stage in names)
     return StagesAsked(problem, selection, wanted, output_projection)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Computed:
-    """The stages of one attention problem, for the selected batches, heads and queries.
-
-    Attributes:
-        stages: name → (batches, heads, rows, columns), float32 or float64 on the CPU. Columns are
-            keys, and the value width for `output`; invisible cells of `masked` hold −inf.
-        statistics: name → statistics of its visible cells.
-        visible: bool (batches, heads, rows, S_k), True where the query sees the key; None where
-            no stage over keys was asked for.
-        real: bool (batches, rows), True for queries that are not padding.
-        batches, heads, rows: what was selected, as indices into the tensors.
-        cost: operations and bytes of the whole problem.
-        problem: the checked input: sizes, scale, mask, dtype and device of the arithmetic.
-    """
-
-    stages: Mapping[str, torch.Tensor]
-    statistics: Mapping[str, StageStatistics]
-    visible: torch.Tensor | None
-    real: torch.Tensor
-    batches: tuple[int, ...]
-    heads: tuple[int, ...]
-    rows: tuple[int, ...]
-    cost: Cost
-    problem: Problem
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What was assumed, and what looks like a mistake."""
-        return self.problem.warnings
-
-
-def compute_stages(asked: StagesAsked) -> Computed:
-    """All values of the stages asked for, where there is memory for them.
-
-    Raises:
-        ResourceError: there is not.
-    """
-    advice = "fewer «rows», «head_index», «batch_index» or «stages» need less"
-    require_memory("«stages»", asked.needed_bytes, advice)
-    problem, selection, results = asked.problem, asked.selection, asked.results()
-    asked.gather(results)
-    over_keys = [result for stage, result in results.items() if stage.over_keys]
-    rows = torch.tensor(selection.rows, dtype=torch.int64)
-    lengths = [problem.mask.real_queries(batch) for batch in selection.batches]
-    return Computed(
-        stages=MappingProxyType({str(s): _values(problem, r) for s, r in results.items()}),
-        statistics=MappingProxyType({str(s): r.statistics for s, r in results.items()}),
-        visible=_visible(over_keys[0]) if over_keys else None,
-        real=rows < torch.tensor(lengths, dtype=torch.int64)[:, None],
-        batches=selection.batches,
-        heads=selection.heads,
-        rows=tuple(selection.rows),
-        cost=cost_of(problem),
-        problem=problem,
-    )
-
-
-def _values(problem: Problem, result: StageResult) -> torch.Tensor:
-    """Its values; where there is no query there was no block, and they are as empty."""
-    if result.values is None:
-        return torch.empty(result.shape, dtype=problem.dtype)
-    return result.values
-
-
-def _visible(result: StageResult) -> torch.Tensor:
-    if result.visible is None:
-        return torch.empty(result.shape, dtype=torch.bool)
-    return result.visible

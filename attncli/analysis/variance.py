@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +25,9 @@ from attncli.attention.variance.moments import ScoreMoments
 from attncli.columns import Column, columns_of
 from attncli.errors import DataError, UsageError
 from attncli.files.limits import require_memory
+
+# The experiment of a page: enough draws for curves, few enough for a quarter of a second.
+CURVE_WIDTHS, CURVE_SAMPLES = [2**power for power in range(11)], 10_000
 
 EXPERIMENT = columns_of(ExperimentRecord)
 LOGITS = columns_of(LogitsRecord)
@@ -119,23 +121,3 @@ def fit_to(problem: Problem, given: torch.Tensor, where: str) -> ScaleFit:
         names = (f"{source} (…, {wanted})" for source, wanted in widths.items() if wanted)
         raise DataError(where, f"expected {' or '.join(names)}, got {tuple(given.shape)}")
     return min(fits, key=lambda fit: fit.unexplained)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Audited:
-    """What the scores of every head vary by, and why.
-
-    Attributes:
-        records: one per head, the heads of batch 0 first.
-        diagnoses: a sentence for each record.
-        problem: the checked input: sizes, scale, mask, dtype and device of the arithmetic.
-    """
-
-    records: tuple[ScoreMoments, ...]
-    diagnoses: tuple[str, ...]
-    problem: Problem
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What was assumed, and what looks like a mistake."""
-        return self.problem.warnings

@@ -22,7 +22,7 @@ from attncli.analysis.report import (
     plan_of,
     report_heads,
 )
-from attncli.analysis.variance import experiment_specs, experiments
+from attncli.analysis.variance import CURVE_SAMPLES, CURVE_WIDTHS, experiment_specs, experiments
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import cost_of
 from attncli.attention.stages import select
@@ -36,8 +36,6 @@ from attncli.report.page.contents import Commands, Page, PageGroup
 from attncli.report.page.page import map_budget, page_html
 from attncli.report.printer import Printer
 
-# The experiment over d_k: enough draws for curves, few enough for a quarter of a second.
-WIDTHS, SAMPLES = [2**power for power in range(11)], 10_000
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 # Of the options that shape attention those that say nothing of masks.
 NO_MASK = ("scale", "mask_true", "hide_below")
@@ -64,7 +62,7 @@ def run(inputs: InputOptions, words: AttentionWords, options: ReportOptions) -> 
         found = report_heads(chosen, plan, thresholds, options.sink_keys, advance)
     told = _Told.by(inputs, words, options)
     labels = None if options.labels is None else _labels(options.labels)
-    curves = experiments(experiment_specs(dk=WIDTHS, samples=SAMPLES))
+    curves = experiments(experiment_specs(dk=CURVE_WIDTHS, samples=CURVE_SAMPLES))
     page = Page(
         title=options.title or _title(made),
         groups=[
@@ -226,7 +224,7 @@ def _commands(told: _Told) -> Commands:
         overview=shlex.join(["attncli", *heads]),
         numbers=shlex.join(["attncli", *heads]),
         report=shlex.join(["attncli", *page]),
-        scaling=f"attncli variance --dk 1:{WIDTHS[-1]} --samples {SAMPLES}",
+        scaling=f"attncli variance --dk 1:{CURVE_WIDTHS[-1]} --samples {CURVE_SAMPLES}",
     )
 
 
