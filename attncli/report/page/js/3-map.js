@@ -215,10 +215,11 @@ function readout(aloud) {
     ranking(column, q.names, 4, S.q)
   );
   const rows = q.single(S.q) ? ` --rows ${q.edges[S.q]}` : "";
-  const { compute, entropy } = g.commands; // given weights are not computed
-  $("hcmd").textContent = compute
-    ? `${compute} --head-index ${h.head} --stage weights${rows}`
-    : `${entropy} --head-index ${h.head} --per-row`;
+  const { compute, entropy } = g.commands; // given weights are not computed; tensors have no command
+  const command = compute ?? entropy;
+  $("hcmd").parentElement.hidden = !command;
+  $("hcmd").textContent =
+    `${command} --head-index ${h.head} ${compute ? `--stage weights${rows}` : "--per-row"}`;
   const said = { query: q.names[S.q], key: k.names[S.k], weight: weightText(w) };
   if (aloud) $("live").textContent = t("js.read.aloud", said);
 }
