@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -206,16 +206,47 @@ def row_blocks(hull: Hull, height: int, width: int) -> Iterator[RowBlock]:
         height: rows of a block at most.
         width: keys of a tile at most.
     """
-    for start in range(0, len(hull.first), height):
-        rows = hull.queries(slice(start, start + height))
-        latest, earliest = int(rows.first.max()), int(rows.stop.min())
+    yield from (block for (block,) in common_blocks([hull], height, width))
+
+
+def common_blocks(hulls: Sequence[Hull], height: int, width: int) -> Iterator[tuple[RowBlock, ...]]:
+    """Cut what is visible on any of several sides into tiles, the same for all of them.
+
+    Args:
+        hulls: of the same rows.
+        height, width: as for `row_blocks`.
+
+    Yields:
+        A block for each side; their tiles have the same keys.
+    """
+    for start in range(0, len(hulls[0].first), height):
+        sides = [hull.queries(slice(start, start + height)) for hull in hulls]
         edges = [
             (left, min(left + width, high))
-            for low, high in rows.spans()
+            for low, high in _joined(sorted(span for rows in sides for span in rows.spans()))
             for left in range(low, high, width)
         ]
-        tiles = (Tile(left, right, latest > left, earliest < right) for left, right in edges)
-        yield RowBlock(start, start + len(rows.first), tuple(tiles))
+        yield tuple(
+            RowBlock(
+                start,
+                start + len(rows.first),
+                tuple(
+                    Tile(left, right, int(rows.first.max()) > left, int(rows.stop.min()) < right)
+                    for left, right in edges
+                ),
+            )
+            for rows in sides
+        )
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ascending spans, those that overlap or touch made one."""
+    found: list[tuple[int, int]] = []
+    for low, high in spans:
+        if found and low <= found[-1][1]:
+            low, high = found[-1][0], max(found.pop()[1], high)
+        found.append((low, high))
+    return found
 
 
 def make_group(

@@ -127,7 +127,7 @@ def stream_rows(
     heads = range(problem.sizes.heads) if heads is None else heads
     for batch in range(problem.sizes.batch) if batches is None else batches:
         chosen = np.arange(problem.mask.real_queries(batch)) if queries is None else queries[batch]
-        for several in _neighbours(heads, _heads_at_once(problem, len(chosen))):
+        for several in neighbours(heads, heads_at_once(problem, len(chosen))):
             with single_threaded_torch(problem.device) as workers:
                 group = make_group(
                     problem,
@@ -138,7 +138,7 @@ def stream_rows(
                     with_values=wanted.output,
                     with_top_key=wanted.top_key,
                 )
-                found = _of_group(replace(group, workers=workers), wanted, advance)
+                found = rows_of_group(replace(group, workers=workers), wanted, advance)[1]
             yield from found
 
 
@@ -154,8 +154,8 @@ def planned_cells(
     passes = 1 + (wanted is not None and wanted.per_key)
     cells = 0
     for batch in range(problem.sizes.batch) if batches is None else batches:
-        at_once = _heads_at_once(problem, problem.mask.real_queries(batch))
-        for several in _neighbours(heads, at_once):
+        at_once = heads_at_once(problem, problem.mask.real_queries(batch))
+        for several in neighbours(heads, at_once):
             hull = problem.mask.hull(batch, several)
             blocks = row_blocks(hull, TILE_ROWS, TILE_KEYS)
             cells += sum(map(_cells, blocks)) * len(several)
@@ -166,13 +166,13 @@ def _cells(block: RowBlock) -> int:
     return (block.stop - block.start) * sum(tile.stop - tile.start for tile in block.tiles)
 
 
-def _heads_at_once(problem: Problem, rows: int) -> int:
+def heads_at_once(problem: Problem, rows: int) -> int:
     """How many heads there may be for one tile of each to fit the buffers."""
     cells = min(rows, TILE_ROWS) * min(problem.sizes.k_len, TILE_KEYS)
     return max(1, TILE_CELLS // max(1, cells))
 
 
-def _neighbours(heads: Sequence[int], at_most: int) -> Iterator[range]:
+def neighbours(heads: Sequence[int], at_most: int) -> Iterator[range]:
     """The heads in their order, as runs that ascend by one."""
     start = 0
     for at in range(1, len(heads) + 1):
@@ -182,10 +182,10 @@ def _neighbours(heads: Sequence[int], at_most: int) -> Iterator[range]:
         start = at
 
 
-def _of_group(
+def rows_of_group(
     group: HeadGroup, wanted: Wanted, advance: Callable[[int], None] | None
-) -> list[HeadRows]:
-    """All that is wanted of some heads."""
+) -> tuple[RowStatistics, list[HeadRows]]:
+    """All that is wanted of some heads: their rows together, (G, R), and each head's own."""
     blocks = list(row_blocks(group.hull, TILE_ROWS, TILE_KEYS))
     rows = _all_rows(group, blocks, advance)
     received, pooled = None, None
@@ -209,7 +209,7 @@ def _of_group(
                 pooled=None if pooled is None else pooled.of_head(index),
             )
         )
-    return found
+    return rows, found
 
 
 def _all_rows(

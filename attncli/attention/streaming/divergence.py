@@ -1,0 +1,275 @@
+"""How far two attentions over the same queries and keys are apart, in memory that grows with n.
+
+Both sides are measured row by row as `stream` does; one more pass visits the tiles that either of
+them sees. With a and b the weights of one cell on the two sides and δ = ln b − ln a:
+
+    KL(A‖B) = Σ a·ln(a/b) = Σ a·(e^δ − 1 − δ)       since Σ a = Σ b = 1
+    JS = ½ KL(A‖M) + ½ KL(B‖M) = −½ Σ w·((2 + u)·ln(1 + u/2) + (1 + u)·|δ|)
+    TV = ½ Σ |a − b|           = −½ Σ w·u
+
+where M is the mean of both, w the larger of a and b, and u = e^−|δ| − 1. Every term is at least 0
+and small where δ is, so that what two nearly equal attentions differ by is no rounding error of
+large terms; and none needs a choice of each cell, which costs more than all the rest. A sink logit
+is one more outcome.
+
+Sources: Kullback and Leibler, "On information and sufficiency" (1951); Lin, "Divergence measures
+based on the Shannon entropy" (1991).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from attncli.attention.problem import Problem
+from attncli.attention.streaming.head_group import HeadGroup, RowBlock, common_blocks, make_group
+from attncli.attention.streaming.rows import RowStatistics, mark_seen
+from attncli.attention.streaming.stream import (
+    HeadRows,
+    Wanted,
+    heads_at_once,
+    neighbours,
+    planned_cells,
+    rows_of_group,
+)
+from attncli.attention.streaming.tiles import (
+    TILE_KEYS,
+    TILE_ROWS,
+    Workspace,
+    exponential,
+    score_tile,
+)
+from attncli.attention.threads import parallel_map, single_threaded_torch
+from attncli.errors import DataError
+
+# What stands for an infinite −δ, which only keys have that B hides.
+_FAR = 1e30
+# A δ from which on b is all that counts of e^δ − 1 − δ, by dtype.
+_ALL = {torch.float32: 20.0, torch.float64: 45.0}
+
+
+@dataclass(frozen=True, slots=True)
+class RowDivergences:
+    """What the rows of one head differ by, float64 (R,); NaN where a row is empty on one side.
+
+    Attributes:
+        kl_nats: KL(A‖B); ∞ where B hides a key that A sees.
+        js_nats: Jensen–Shannon divergence, at most ln 2.
+        tv: total variation, at most 1.
+        mass_lost: what A gives to keys that B hides; 1 where B sees no key, 0 where A sees none.
+        hides: bool, whether B hides a key that A sees.
+    """
+
+    kl_nats: torch.Tensor
+    js_nats: torch.Tensor
+    tv: torch.Tensor
+    mass_lost: torch.Tensor
+    hides: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPair:
+    """One head on both sides, and what its rows differ by."""
+
+    a: HeadRows
+    b: HeadRows
+    rows: RowDivergences
+
+
+def stream_divergences(
+    a: Problem,
+    b: Problem,
+    wanted: Wanted | None = None,
+    *,
+    batches: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Iterator[HeadPair]:
+    """Compare every row, one batch and head after another, over the queries real on both sides.
+
+    Args:
+        a, b: two problems of equal batches, heads, queries and keys, on one device.
+        wanted: what to compute of both sides beside the columns that every row has.
+        batches, heads: indices, in the order to yield them; None for all.
+        advance: told after each block of rows how many of the `compared_cells` it covered.
+
+    Raises:
+        DataError: the problems do not have the same shape.
+    """
+    _refuse_other_shapes(a, b)
+    wanted = wanted or Wanted()
+    heads = range(a.sizes.heads) if heads is None else heads
+    masks = [side.mask_on_device() for side in (a, b)]
+    for batch in range(a.sizes.batch) if batches is None else batches:
+        chosen = np.arange(min(a.mask.real_queries(batch), b.mask.real_queries(batch)))
+        for several in neighbours(heads, heads_at_once(a, len(chosen))):
+            with single_threaded_torch(a.device) as workers:
+                groups = [
+                    replace(
+                        make_group(
+                            side,
+                            mask,
+                            batch,
+                            several,
+                            chosen,
+                            with_values=wanted.output,
+                            with_top_key=True,
+                        ),
+                        workers=workers,
+                    )
+                    for side, mask in zip((a, b), masks, strict=True)
+                ]
+                sides = [rows_of_group(group, wanted, advance) for group in groups]
+                found = _of_groups(groups, [rows for rows, _ in sides], advance)
+            for of_a, of_b, rows in zip(sides[0][1], sides[1][1], found, strict=True):
+                yield HeadPair(of_a, of_b, rows)
+
+
+def compared_cells(
+    a: Problem,
+    b: Problem,
+    wanted: Wanted | None = None,
+    *,
+    batches: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> int:
+    """Cells that `stream_divergences` will visit with the same arguments; for progress."""
+    own = (planned_cells(side, wanted, batches=batches, heads=heads) for side in (a, b))
+    both = (planned_cells(side, batches=batches, heads=heads) for side in (a, b))
+    return sum(own) + sum(both)
+
+
+def _refuse_other_shapes(a: Problem, b: Problem) -> None:
+    for name, symbol in (("batch", "B"), ("heads", "H"), ("q_len", "S_q"), ("k_len", "S_k")):
+        one, other = getattr(a.sizes, name), getattr(b.sizes, name)
+        if one != other:
+            problem = f"expected the same {symbol} as on the other side, {one}, got {other}"
+            raise DataError("q" if name != "k_len" else "k", problem)
+
+
+def _of_groups(
+    groups: Sequence[HeadGroup],
+    rows: Sequence[RowStatistics],
+    advance: Callable[[int], None] | None,
+) -> list[RowDivergences]:
+    """The rows of some heads, block by block."""
+    hulls = [group.hull for group in groups]
+    blocks = list(common_blocks(hulls, TILE_ROWS, TILE_KEYS))
+
+    def compare(block: tuple[RowBlock, ...], work: Sequence[Workspace]) -> torch.Tensor:
+        return _sums_of_block(groups, rows, block, work)
+
+    def scratch() -> list[Workspace]:
+        return [Workspace.of(group) for group in groups]
+
+    found = []
+    results = parallel_map(compare, blocks, scratch, groups[0].workers)
+    for block, sums in zip(blocks, results, strict=True):
+        found.append(sums)
+        if advance is not None:
+            keys = sum(tile.stop - tile.start for tile in block[0].tiles)
+            advance(2 * len(groups[0].heads) * (block[0].stop - block[0].start) * keys)
+    none = torch.zeros(5, len(groups[0].heads), 0, dtype=torch.float64, device=groups[0].device)
+    kl, js, tv, lost, hidden = torch.cat([none, *found], 2)  # (G, R) each
+    one, other = rows
+    hides = (hidden > 0) & ~one.empty
+    if one.sink_weight is not None and other.sink_weight is None:
+        kl = torch.full_like(kl, torch.inf)
+    kl, js, tv = (
+        part.masked_fill(one.empty | other.empty, torch.nan)
+        for part in (kl.masked_fill(hides, torch.inf), js.clamp(max=math.log(2)), tv.clamp(max=1.0))
+    )
+    lost = lost.clamp(max=1.0).masked_fill(one.empty, 0.0)
+    return [RowDivergences(*head) for head in zip(kl, js, tv, lost, hides, strict=True)]
+
+
+def _sums_of_block(
+    groups: Sequence[HeadGroup],
+    rows: Sequence[RowStatistics],
+    blocks: Sequence[RowBlock],
+    work: Sequence[Workspace],
+) -> torch.Tensor:
+    """KL, JS, TV, what is lost and how many keys hide it, float64 (5, G, rows)."""
+    some = slice(blocks[0].start, blocks[0].stop)
+    offsets = [
+        (side.row_max + torch.log1p(side.sum_exp_minus_1))[:, some].masked_fill(
+            side.empty[:, some], 0.0
+        )[..., None]
+        for side in rows
+    ]  # (G, rows, 1): the logarithm of the sum over all outcomes
+    sums = torch.zeros(5, *offsets[0].shape[:2], dtype=torch.float64, device=groups[0].device)
+    queries = [group.shrunk_queries(some.start, some.stop) for group in groups]
+    factors = [group.factor() for group in groups]
+    for tiles in zip(*(block.tiles for block in blocks), strict=True):
+        logits, spare = [], []
+        for at, tile in enumerate(tiles):
+            logit, other = work[at].tile(groups[at], some.stop - some.start, tile.stop - tile.start)
+            score_tile(groups[at], blocks[at], tile, queries[at], factors[at], logit, work[at])
+            mark_seen(groups[at], blocks[at], tile, rows[at], logit)
+            logits.append(logit)
+            spare.append(other)
+        finite = all(
+            group.by_interval
+            and not (group.may_overflow or tile.starts_inside or tile.stops_inside)
+            for group, tile in zip(groups, tiles, strict=True)
+        )
+        sums += _divergences(logits, offsets, spare, finite=finite)
+    if any(group.sinks is not None for group in groups):
+        outcome = [
+            offset * 0 + (-torch.inf if group.sinks is None else group.sinks[..., None])
+            for group, offset in zip(groups, offsets, strict=True)
+        ]  # (G, rows, 1)
+        spare = [torch.empty_like(offset) for offset in offsets]
+        sums[:3] += _divergences(outcome, offsets, spare, finite=False)[:3]
+    return sums
+
+
+def _divergences(
+    logits: Sequence[torch.Tensor],
+    offsets: Sequence[torch.Tensor],
+    spare: Sequence[torch.Tensor],
+    *,
+    finite: bool,
+) -> torch.Tensor:
+    """What the cells of some rows add to KL, JS, TV, to what is lost and to the keys that lose it.
+
+    Args:
+        logits: (G, rows, keys) of both sides, −inf where a key is hidden; overwritten.
+        offsets: float64 (G, rows, 1), their log-sum-exp over all outcomes.
+        spare: buffers of the same shape as the logits.
+        finite: whether no logit is infinite or NaN.
+
+    Returns:
+        Float64 (5, G, rows).
+    """
+    (a, b), dtype = logits, logits[0].dtype
+    gone = None if finite else (torch.isneginf(b) & ~torch.isneginf(a)).to(dtype)
+    # Of nearly equal logits the difference has digits that those of two logarithms have not.
+    delta = torch.sub(b, a, out=spare[0]).sub_((offsets[1] - offsets[0]).to(dtype))
+    a.sub_(offsets[0].to(dtype))
+    b.sub_(offsets[1].to(dtype))
+    larger = exponential(torch.maximum(a, b, out=a), out=a)  # of the two weights
+    if not finite:
+        delta.nan_to_num_(0.0, _FAR, -_FAR)
+    delta.clamp_(max=_ALL[dtype])
+    distance = torch.abs(delta, out=spare[1])
+    less = torch.neg(distance, out=b).expm1_()  # e^−|δ| − 1, the smaller is larger · (1 + less)
+    product = less * distance
+    rest = product + distance  # e^−|δ|·|δ|
+    odd = torch.add(distance, rest).div_(2).add_(less)  # of e^δ − 1 − δ, about |δ|³/12
+    kl = -_dot(larger, product) / 2 - _dot(larger, torch.copysign(odd, delta, out=odd))
+    tv = _dot(larger, less) / -2
+    halves = torch.mul(less, 0.5, out=odd).log1p_()  # ln of the mean / the larger
+    js = _dot(larger, less.add_(2).mul_(halves).add_(rest)) / -2
+    lost = (torch.zeros_like(kl),) * 2 if gone is None else (_dot(larger, gone), gone.sum(-1))
+    return torch.stack([part.to(torch.float64) for part in (kl, js, tv, *lost)])
+
+
+def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Products of two rows of cells, summed: (G, rows, keys) twice → (G, rows)."""
+    found: torch.Tensor = torch.linalg.vecdot(one, other)
+    return found
