@@ -25,6 +25,8 @@ _HOMES = {
     "Recorder": "attncli.recording.recorder",
     "check": "attncli.api",
     "Checked": "attncli.results",
+    "compare": "attncli.api",
+    "Compared": "attncli.analysis.compare",
     "compute": "attncli.api",
     "Computed": "attncli.results",
     "StageStatistics": "attncli.attention.stages",
@@ -52,8 +54,10 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
+    from attncli.analysis.compare import Compared as Compared
     from attncli.api import capture as capture
     from attncli.api import check as check
+    from attncli.api import compare as compare
     from attncli.api import compute as compute
     from attncli.api import entropy as entropy
     from attncli.api import mask as mask

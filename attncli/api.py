@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import torch
 
 from attncli.analysis.attention_arguments import TensorLike, read_keywords, stored_of, whole_numbers
 from attncli.analysis.check import require_candidates
+from attncli.analysis.compare import Compared, Pair, alternatives, compare_heads, pair_of
 from attncli.analysis.compute import ask_stages
-from attncli.analysis.entropy import measure, thresholds_of
+from attncli.analysis.entropy import GroupPlace, measure, thresholds_of
 from attncli.analysis.mask import SOFTMAX, sizes_of, suspicions
 from attncli.analysis.options import choice_of
 from attncli.analysis.variance import experiment_specs, experiments
+from attncli.analysis.what_if import read_changes
 from attncli.attention.check.candidate import Target, read_candidate
 from attncli.attention.check.hypotheses import check as find_mistakes
 from attncli.attention.masks.audit import audit as audit_of_mask
@@ -387,6 +389,83 @@ def check(
     candidates = [read_candidate(name, one.cpu(), problem, order) for name, one in actual.items()]
     found = find_mistakes(problem, read_keywords(options), candidates, rtol=rtol, atol=atol)
     return Checked(comparisons=found.comparisons, hypotheses=found.hypotheses, problem=problem)
+
+
+@torch.no_grad()
+def compare(
+    a: Mapping[str, Any],
+    b: Mapping[str, Any] | None = None,
+    *,
+    what_if: str | Sequence[str] | None = None,
+    per_row: bool = False,
+    head_index: int | Sequence[int] | None = None,
+    batch_index: int | Sequence[int] | None = None,
+    layout: Layout | str = Layout.BHSD,
+    k_layout: Layout | str | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    precision: Precision | str = Precision.AUTO,
+    device: str | None = None,
+    allow_nonfinite: bool = False,
+    **options: Any,
+) -> Compared:
+    """Say what one attention becomes in another, or under changes, head by head.
+
+    Nothing is recorded for gradients, and S_q × S_k numbers are never held.
+
+    >>> a = {"q": [[2.0], [1.0]], "k": [[1.0], [0.0]], "v": [[1.0], [0.0]]}
+    >>> found = attncli.compare(a, what_if=["k-dtype=int8", "causal=true"])
+    >>> [head.what_if for head in found.heads]
+    ['k-dtype=int8 causal=true']
+    >>> attncli.compare(a, a).heads[0].kl_nats_mean
+    0.0
+
+    Args:
+        a: "q", "k" and where known "v", as `attncli.compute` takes them; any other key is an
+            option of this side alone.
+        b: the other side, of the same batches, heads, queries and keys; None with `what_if`.
+        what_if: OPTION=VALUE as on the command line: those of one option stand side by side,
+            different ones combine.
+        per_row: whether to keep what every row becomes.
+        head_index: query heads to compare, negative ones counted from the end; None for all.
+        batch_index: batches, likewise.
+        layout, k_layout, heads, kv_heads, precision, allow_nonfinite: as for `attncli.compute`.
+        device: "auto", "cpu", "cuda" or "cuda:N"; None means where q is.
+        options: any field of `AttentionOptions`, for both sides.
+
+    Raises:
+        DataError: shapes that do not fit each other, or NaN and inf that are not allowed.
+        UsageError: options that make no sense, or neither or both of `b` and `what_if`.
+        ResourceError: a device that is not there.
+    """
+    if (b is None) == (what_if is None):
+        raise UsageError(
+            "b", f"expected one of b and what_if, got {'none' if b is None else 'both'}"
+        )
+
+    def own(side: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in side.items() if key not in ("q", "k", "v")} | options
+
+    def problem(side: Mapping[str, Any]) -> Problem:
+        q, k, v = (side.get(role) for role in ("q", "k", "v"))
+        reading = layout, k_layout, heads, kv_heads, precision, device, allow_nonfinite
+        return as_problem(q, k, v, own(side), *reading)
+
+    one = problem(a)
+    other = one if b is None else problem(b)
+    chosen = whole_numbers(batch_index), whole_numbers(head_index)
+    pair = pair_of(GroupPlace(source="", group=""), one, other, *chosen, where="b")
+    warnings = list(dict.fromkeys((*one.warnings, *other.warnings)))
+    pairs: Iterable[Pair] = [pair]
+    if what_if is not None:
+        changes = read_changes([what_if] if isinstance(what_if, str) else what_if)
+        pairs = alternatives(pair, read_keywords(own(a)), changes, warnings.extend)
+    found = [(one.statistics, one.rows) for each in pairs for one in compare_heads(each)]
+    return Compared(
+        heads=tuple(statistics for statistics, _ in found),
+        rows=tuple(rows for _, rows in found) if per_row else None,
+        warnings=tuple(map(in_python, warnings)),
+    )
 
 
 def capture(

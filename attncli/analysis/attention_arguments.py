@@ -83,7 +83,7 @@ def read_arguments(
             values[name] = _of_kind(OPTIONS[name].kind, as_array(tensor.read()))
     for name, value in vars(words).items():
         if value is not None:
-            values[name] = _typed(name, value, files, warnings)
+            values[name] = typed(name, value, files, warnings)
     if words.alibi is False and words.alibi_slopes is None:
         values.pop("alibi_slopes", None)  # what a bundle declares of it goes with it
     for name in ("mask_true", "hide_below"):
@@ -134,8 +134,13 @@ def alone(values: Values) -> Any | Values:
     return values[0] if len(values) == 1 else values
 
 
-def _typed(name: str, value: Any, files: dict[str, str], warnings: list[str]) -> Any:
-    """The value of an option as it is typed; files are read, and noted in `files`."""
+def typed(name: str, value: Any, files: dict[str, str], warnings: list[str]) -> Any:
+    """The value of an option from its words, as Typer has them; files are read, noted in `files`.
+
+    Raises:
+        UsageError: words that the option does not take.
+        DataError: a file that cannot be read.
+    """
     kind, option = OPTIONS[name].kind, f"«{name}»"
     if name in FROM_FILES and value in (NONE, [NONE]):
         return None

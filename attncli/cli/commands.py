@@ -297,6 +297,67 @@ def check(
 
 
 @dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """What to compare with, and which records."""
+
+    other_q: str | None = option(None, "Q of the other side. [default: the same]", "FILE[::NAME]")
+    other_k: str | None = option(None, "K of the other side, likewise.", "FILE[::NAME]")
+    other_v: str | None = option(None, "V of the other side, likewise.", "FILE[::NAME]")
+    what_if: list[str] | None = option(
+        None, "Compare with itself under a change; again for more.", "OPTION=VALUE"
+    )
+    per_row: bool = option(False, "One record per query row.")
+    worst: bool = option(False, "The keys whose weight moved most in the row that changed most.")
+    summary: bool = option(False, "One record per group and what-if.")
+    grid: str | None = option(None, "A picture of all heads, e.g. kl_nats_mean.", "COLUMN")
+    sort: str | None = option(None, "By a column, the most changed first.", "COLUMN")
+    top: int | None = option(None, "Only the first N records; keys of «worst».", "N", minimum=1)
+    head_index: list[str] | None = option(None, "Only these query heads.", "I[,I…]")
+    batch_index: list[str] | None = option(None, "Only these batches.", "I[,I…]")
+    fail_on: list[str] | None = option(
+        None, "Exit 3 if a head exceeds it.", "kl|js|tv|mass-lost|output|COLUMN=X"
+    )
+
+
+def compare(
+    inputs: InputOptions, words: AttentionWords, options: CompareOptions, output: OutputOptions
+) -> None:
+    """Say what a change does to every head: KL, total variation, mass lost, error of the output.
+
+    Two inputs, A and B: `compare BASE OTHER` pairs the groups of two bundles by name; single files
+    are --q --k --v and --other-q --other-k --other-v. The options a bundle declares hold for its
+    own side, those of the command line for both.
+
+    One input, and what if: --what-if left-window=64, scale=1, sinks=none or any other option that
+    shapes attention; k-dtype=float8_e4m3fn, v-dtype=int8:token, q-dtype=bfloat16 round as a cache
+    would (float types; int8 and int4, with a scale per tensor, head, token or channel, as float8
+    may have one); keep-keys=first:4,last:64,heavy:16 is what an eviction policy keeps: the first
+    keys, the latest of each query, the heaviest of each head.
+
+    Several --what-if of the same option stand side by side, a record each; different options
+    combine, each with each.
+    """
+    asked = [n for n in ("per_row", "worst", "summary", "grid") if getattr(options, n)]
+    if len(asked) > 1:
+        raise UsageError(f"«{asked[1]}»", f"expected one view, got «{asked[0]}» too")
+    for name in ("worst", "grid"):
+        if getattr(options, name) and options.sort:
+            raise UsageError("«sort»", f"expected records to sort, got «{name}»")
+    if options.grid and options.top:
+        raise UsageError("«top»", "expected records to count, got «grid»")
+    others = [n for n in ("other_q", "other_k", "other_v") if getattr(options, n)]
+    if options.what_if and others:
+        raise UsageError("«what_if»", f"expected one input, got «{others[0]}» too")
+    if not options.what_if and not others and len(inputs.files or ()) != 2:
+        raise UsageError(
+            "FILE",
+            f"expected two bundles or one and «what_if», got {len(inputs.files or ())} and none",
+            "attncli compare BASE OTHER, or attncli compare BASE «what_if» k-dtype=int8",
+        )
+    _run("compare", inputs, words, options, output)
+
+
+@dataclass(frozen=True, slots=True)
 class ReportOptions:
     """What the page is about, and how it looks."""
 
@@ -418,5 +479,5 @@ def _run(name: str, *given: Any) -> None:
 # In the order of the help.
 COMMANDS = {
     command.__name__: command
-    for command in (compute, entropy, mask, variance, check, report, inspect, capture)
+    for command in (compute, entropy, mask, variance, check, compare, report, inspect, capture)
 }

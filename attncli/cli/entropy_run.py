@@ -18,9 +18,9 @@ from attncli.attention.stages import select
 from attncli.attention.streaming.heads import HeadStatistics, Thresholds, draw_rows
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
 from attncli.cli.commands import EntropyOptions, PlotOptions
-from attncli.cli.output import make_printer, progress, write_picture, write_result
+from attncli.cli.output import fail_for, make_printer, progress, write_picture, write_result
 from attncli.columns import Column
-from attncli.errors import CheckFailedError, UsageError
+from attncli.errors import UsageError
 from attncli.report import Format
 from attncli.report import entropy as report
 from attncli.report.printer import Printer
@@ -61,7 +61,7 @@ def run(
     if output.plot is not None:
         measured = _drawn(measured, drawn, rows=options.histogram)
     style = report.Style(printer, output.digits, output.unit, analysis.limits_of(thresholds))
-    tokens = _tokens(made)
+    tokens = tokens_of(made)
     heads: list[Record] = []
     columns, records, draw = _view(options, measured, heads, style, tokens)
     write_result(
@@ -270,7 +270,7 @@ def _view(
     return analysis.HEAD, of_heads, draw
 
 
-def _tokens(made: Sequence[GroupProblem]) -> report.Tokens:
+def tokens_of(made: Sequence[GroupProblem]) -> report.Tokens:
     """For each group that has a token for each key: the position of query 0, and the tokens.
 
     Where batches have positions of their own, queries are left without tokens.
@@ -303,11 +303,7 @@ def _params(options: EntropyOptions, thresholds: Thresholds) -> dict[str, Any]:
 
 
 def _judge(heads: Sequence[Record], failures: dict[str, float]) -> None:
-    """Fail where a head is as `--fail-on` says, naming the heads.
-
-    Raises:
-        CheckFailedError: some are.
-    """
+    """Fail where a head is as `--fail-on` says."""
     tests: dict[str, Callable[[Record, float], bool]] = {
         "collapsed": lambda record, _: record["label"] == "collapsed",
         "nan": lambda record, _: record["nonfinite_rows"] > 0,
@@ -316,29 +312,5 @@ def _judge(heads: Sequence[Record], failures: dict[str, float]) -> None:
         ),
     }
     for name, limit in failures.items():
-        found = [_named(record, heads) for record in heads if tests[name](record, limit)]
-        if found:
-            more = f" and {len(found) - 8} more" if len(found) > 8 else ""
-            what = f"{name}={limit:g}" if name == "max-logit" else name
-            raise CheckFailedError(
-                f"--fail-on {what}",
-                f"expected no such head, got {len(found)}: {', '.join(found[:8])}{more}",
-            )
-
-
-def _named(record: Record, records: Sequence[Record]) -> str:
-    """A head in words that tell it from the others."""
-
-    def differs(*keys: str) -> bool:
-        return len({tuple(other[key] for key in keys) for other in records}) > 1
-
-    words = []
-    if differs("source") or not record["group"]:
-        words.append(record["source"])
-    words.append(record["group"])
-    if differs("batch"):
-        words.append(f"batch {record['batch']}")
-    words.append(f"head {record['head']}")
-    if any(differs(key) for key in ("scale", "temperature")):
-        words.append(f"(scale {record['scale']:.6g}, temperature {record['temperature']:.6g})")
-    return " ".join(word for word in words if word)
+        found = [record for record in heads if tests[name](record, limit)]
+        fail_for(f"{name}={limit:g}" if name == "max-logit" else name, found, heads)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from attncli.analysis.options import defaults_of
 from attncli.cli.commands import OutputOptions, PlotOptions
 from attncli.columns import Column
-from attncli.errors import option_words
+from attncli.errors import CheckFailedError, option_words
 from attncli.files.writer import require_folder
 from attncli.report import Format
 from attncli.report.drawing import pictures, require_picture
@@ -126,6 +126,44 @@ def write_result(
         )
     else:
         printer.show(*show(list(records)))
+
+
+def fail_for(what: str, found: Sequence[Record], among: Sequence[Record]) -> None:
+    """Fail if there are any such heads, naming them.
+
+    Args:
+        what: what `--fail-on` asks for.
+        found: the records of the heads that are so.
+        among: those of all heads.
+
+    Raises:
+        CheckFailedError: there are some.
+    """
+    if found:
+        names = ", ".join(_named(record, among) for record in found[:8])
+        more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+        problem = f"expected no such head, got {len(found)}: {names}{more}"
+        raise CheckFailedError(f"--fail-on {what}", problem)
+
+
+def _named(record: Record, records: Sequence[Record]) -> str:
+    """A head in words that tell it from the others."""
+
+    def differs(*keys: str) -> bool:
+        return len({tuple(other.get(key) for key in keys) for other in records}) > 1
+
+    words = []
+    if differs("source") or not record["group"]:
+        words.append(record["source"])
+    words.append(record["group"])
+    if differs("batch"):
+        words.append(f"batch {record['batch']}")
+    words.append(f"head {record['head']}")
+    if any(differs(key) for key in ("scale", "temperature")):
+        words.append(f"(scale {record['scale']:.6g}, temperature {record['temperature']:.6g})")
+    if differs("what_if"):
+        words.append(f"({record['what_if']})")
+    return " ".join(word for word in words if word)
 
 
 @contextmanager

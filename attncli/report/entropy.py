@@ -298,7 +298,7 @@ def _tokens_of(record: Record, tokens: Tokens) -> Record:
     if "key" in record:
         return {"token": token(record["key"])}
     own = None if offset is None else record["query"] + offset
-    return {"token": token(own), "top_token": token(record["top_key"])}
+    return {"token": token(own), "top_token": token(record.get("top_key"))}
 
 
 def head_lines(records: Sequence[Record], column: Column) -> Lines:

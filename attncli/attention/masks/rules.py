@@ -187,6 +187,23 @@ class Segments(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class KeptKeys(Rule):
+    """What an eviction policy leaves in a cache: chosen keys of each head, and the latest ones.
+
+    Attributes:
+        chosen: bool (B | 1, H | 1, 1, S_k), the keys that stay for all queries.
+        latest: int64 (B | 1, S_q), the first of the keys that each query still has; S_k for none.
+    """
+
+    chosen: Array
+    latest: Array
+
+    def cells(self, block: CellBlock) -> Array:
+        """The chosen keys, and those that are late enough."""
+        return block.of_file(self.chosen) | (block.keys >= block.of_queries(self.latest))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class BooleanMask(Rule):
     """A mask file of truth values.
 

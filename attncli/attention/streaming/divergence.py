@@ -100,7 +100,7 @@ def stream_divergences(
     Raises:
         DataError: the problems do not have the same shape.
     """
-    _refuse_other_shapes(a, b)
+    refuse_other_shapes(a, b)
     wanted = wanted or Wanted()
     heads = range(a.sizes.heads) if heads is None else heads
     masks = [side.mask_on_device() for side in (a, b)]
@@ -143,7 +143,12 @@ def compared_cells(
     return sum(own) + sum(both)
 
 
-def _refuse_other_shapes(a: Problem, b: Problem) -> None:
+def refuse_other_shapes(a: Problem, b: Problem) -> None:
+    """Refuse two sides whose rows cannot be compared.
+
+    Raises:
+        DataError: they differ in batches, heads, queries or keys; names the role of B.
+    """
     for name, symbol in (("batch", "B"), ("heads", "H"), ("q_len", "S_q"), ("k_len", "S_k")):
         one, other = getattr(a.sizes, name), getattr(b.sizes, name)
         if one != other:
