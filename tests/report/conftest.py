@@ -27,7 +27,7 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves over d_k of few draws, which take most of the time of a small page."""
-    monkeypatch.setattr("attncli.cli.report_run.SAMPLES", 200)
+    monkeypatch.setattr("attncli.cli.report_run.CURVE_SAMPLES", 200)
 
 
 @pytest.fixture
@@ -59,6 +59,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             tokens = [f"word{i}" for i in range(300)]
             source = bundle(folder / "pooled.safetensors", 300, tokens)
             options[name] = [source, "--causal", "--max-size", "300kB"]
+        if name == "thumbnails":
+            source = bundle(folder / "many.safetensors", 100, [f"w{i}" for i in range(100)], 48)
+            options[name] = [source, "--max-size", "350kB"]
         if name == "hostile":
             options[name] = [bundle(folder / "hostile.safetensors", len(HOSTILE), [*HOSTILE])]
         file = folder / f"{name}.html"

@@ -106,6 +106,25 @@ def test_pooled_values_are_means_of_blocks(report: Report, open_page: Open) -> N
     assert (page.text("#read .big"), pixel(page, bins - 1, 6, bins)) != before
 
 
+def test_a_head_without_a_map_shows_its_thumbnail(report: Report, open_page: Open) -> None:
+    page = open_page(report("thumbnails"))
+    (detailed,) = page.run("attncli.D.groups[0].maps.heads")
+    sizes = {}
+    for head in (detailed, 0):
+        page.run(f"attncli.select({head})")
+        sizes[head] = page.run("document.querySelectorAll('#ylab span').length")
+        told = "Only a small picture" in page.text("#read")
+        assert told == page.page.locator("#top").is_hidden() == (head == 0)
+        assert page.page.locator("#right").is_hidden() == (head == 0)
+    assert sizes[0] < sizes[detailed] < 100
+    page.page.locator("#map").focus()
+    page.press("End", "PageDown")
+    assert page.run("attncli.S.q") == sizes[0] - 1
+    page.run(f"attncli.select({detailed})")
+    page.page.get_by_role("radio", name="max", exact=True).click()
+    assert page.text("#read .big")
+
+
 def page_tensor(name: str) -> torch.Tensor:
     """Q or K of the pooled report."""
     draw = torch.Generator().manual_seed(1)
