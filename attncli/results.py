@@ -198,7 +198,6 @@ def _page(
             columns=HEAD,
             start=most_telling(found),
             curves=[record_of(record) for record in curves],
-            thresholds=limits_of(thresholds),
             sink_keys=sink_keys,
             commands=Commands(
                 overview=call,

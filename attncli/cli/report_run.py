@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attncli.analysis.entropy import HEAD, ChosenHeads, GroupPlace, limits_of, thresholds_typed
+from attncli.analysis.entropy import HEAD, ChosenHeads, GroupPlace, thresholds_typed
 from attncli.analysis.options import AttentionWords, InputOptions, integers
 from attncli.analysis.problems import GroupProblem, load_problems
 from attncli.analysis.report import (
@@ -73,7 +73,6 @@ def run(inputs: InputOptions, words: AttentionWords, options: ReportOptions) -> 
         columns=HEAD,
         start=most_telling(found),
         curves=[record_of(record) for record in curves],
-        thresholds=limits_of(thresholds),
         sink_keys=options.sink_keys,
         commands=_commands(told),
         language=options.lang,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +58,11 @@ class PageGroup:
         """Real queries, and keys."""
         return int(self.maps.bins.queries[-1]), int(self.maps.bins.keys[-1])
 
+    @property
+    def hides_zeros(self) -> bool:
+        """Whether weights were given of which those of 0 count as hidden."""
+        return self.problem.given is not None and self.problem.given.zeros_hidden
+
 
 @dataclass(frozen=True, slots=True)
 class Commands:
@@ -83,7 +88,6 @@ class Page:
         columns: of the records.
         start: which head is shown first, counted through all groups.
         curves: records of the experiment over d_k.
-        thresholds: of the labels, by their names.
         sink_keys: how many of the first keys count as sinks.
         commands: for readers who want to see it in a terminal.
         language, theme: of the page.
@@ -95,7 +99,6 @@ class Page:
     columns: Sequence[Column]
     start: int
     curves: Sequence[Record]
-    thresholds: Mapping[str, float]
     sink_keys: int
     commands: Commands
     language: Language = Language.EN

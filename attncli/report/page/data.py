@@ -62,22 +62,15 @@ def data_text(page: Page, words: Words) -> str:
 def _data(page: Page, words: Words) -> dict[str, Any]:
     tokens: list[list[list[str]]] = []
     groups = [_group(page, number, name, tokens) for number, name in enumerate(page.names)]
-    told = {"js", "label", "column"}
-    named = {column.key: column for column in page.columns}
+    told = {"js", "label"}
     return {
         "schema": SCHEMA,
         "version": __version__,
         "lang": str(page.language),
         "strings": {k: text for k, text in words.table.items() if k.partition(".")[0] in told},
         "labels": [str(label) for label in Label],
-        "columns": {
-            key: [words.heading(named[key]), named[key].unit]
-            for key in DRAWN
-            if named[key].heading is not None
-        },
         "heads": _heads(page),
         "start": page.start,
-        "thresholds": dict(page.thresholds),
         "sink_keys": page.sink_keys,
         "groups": groups,
         "tokens": tokens,
@@ -198,6 +191,7 @@ def walk() -> NDArray[np.float32]:
 
 
 def walk_of(seed: int) -> NDArray[np.float64]:
+    """The same of another draw."""
     draw = np.random.default_rng(seed).standard_normal((WALK_KEYS + 1, WALK_WIDTH))
     return np.cumsum(draw[:1] * draw[1:], axis=1)
 

@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ from attncli import __version__
 from attncli.attention.streaming.heads import Label
 from attncli.columns import Column
 from attncli.files.text import size_text
-from attncli.report.page.contents import HERE, Page, PageGroup, Words
+from attncli.report.page.contents import HERE, Page, Words
 from attncli.report.page.data import data_text
 from attncli.report.table import scale_text
 
@@ -34,7 +34,9 @@ TABLE_ROWS = 2000
 # What a head takes beside its maps: its row of the table, and its numbers.
 HEAD_BYTES = 640
 DEMONSTRATIONS_BYTES = 70_000
+# Columns of what is 1 at most.
 SHARES = re.compile("weight|mass")
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def page_html(page: Page) -> str:
@@ -95,90 +97,87 @@ def script_text() -> str:
 
 def _facts(page: Page, words: Words) -> Iterator[str]:
     groups, t = page.groups, words.text
-    heads, lengths = {len(g.records) for g in groups}, {g.lengths for g in groups}
-    sizes = [] if len(groups) == 1 else [(page.kind, len(groups))]
-    if len(heads) == len(lengths) == 1:
-        ((q_len, k_len),) = lengths
-        tokens = [("token", q_len)] if q_len == k_len else [("query", q_len), ("key", k_len)]
-        sizes += [("head", heads.pop()), *tokens]
-        yield " × ".join(words.counted(name, count) for name, count in sizes)
-    else:
-        counted = (words.counted(name, n) for name, n in (*sizes, ("head", len(page.records))))
-        ends = sorted({length for pair in lengths for length in pair})
-        yield t("mast.uneven", counted=", ".join(counted), low=ends[0], high=ends[-1])
     problems = [group.problem for group in groups]
+    yield _sizes(page, words)
     if all(problem.given is None for problem in problems):
         yield f"dₖ = {_one(problem.dk for problem in problems)}"
         yield t("mast.scale", scale=_one(scale_text(problem.scale) for problem in problems))
     else:
         yield t("mast.weights")
     unmasked = {False: t("mast.unmasked"), True: t("mast.zeros")}
-    yield _one(group.mask or unmasked[_hides_zeros(group)] for group in groups)
+    yield _one(group.mask or unmasked[group.hides_zeros] for group in groups)
     dtype = _one(str(problem.dtype).removeprefix("torch.") for problem in problems)
     yield t("mast.dtype", dtype=dtype)
     if any(problem.sizes.batch > 1 for problem in problems):
         batches = _one(problem.sizes.batch for problem in problems)
         yield t("mast.batch", batch=_one(group.batch for group in groups), batches=batches)
-    for group in groups:
-        if group.maps.pooled:
-            bins = [len(edges) - 1 for edges in (group.maps.bins.queries, group.maps.bins.keys)]
-            q_len, k_len = group.lengths
-            yield t("mast.pooled", q=q_len, k=k_len, bins=f"{bins[0]} × {bins[1]}")
-            break
+    pooled = [group for group in groups if group.maps.pooled]
+    if pooled:
+        q_len, k_len = pooled[0].lengths
+        bins = " × ".join(map(str, pooled[0].maps.mean.shape[1:]))
+        yield t("mast.pooled", q=q_len, k=k_len, bins=bins)
     costs = [group.cost for group in groups if group.cost is not None]
     if costs:
         operations = sum(cost.scores_operations + cost.output_operations for cost in costs)
-        matrices = size_text(sum(cost.matrix_bytes for cost in costs))
-        streamed = size_text(sum(cost.streamed_bytes for cost in costs))
-        power = len(str(operations)) - 1
-        told = f"{operations / 10**power:.1f}·10{str(power).translate(_RAISED)}"
-        yield t("mast.cost", operations=told, matrices=matrices, streamed=streamed)
+        digits, power = f"{operations:.1e}".split("e")
+        yield t(
+            "mast.cost",
+            operations=f"{digits}·10{str(int(power)).translate(RAISED)}",
+            matrices=size_text(sum(cost.matrix_bytes for cost in costs)),
+            streamed=size_text(sum(cost.streamed_bytes for cost in costs)),
+        )
 
 
-def _hides_zeros(group: PageGroup) -> bool:
-    return group.problem.given is not None and group.problem.given.zeros_hidden
+def _sizes(page: Page, words: Words) -> str:
+    """How many layers, heads and tokens."""
+    groups = page.groups
+    heads, lengths = {len(group.records) for group in groups}, {group.lengths for group in groups}
+    sizes = [] if len(groups) == 1 else [(page.kind, len(groups))]
+    if len(heads) == len(lengths) == 1:
+        ((q_len, k_len),) = lengths
+        tokens = [("token", q_len)] if q_len == k_len else [("query", q_len), ("key", k_len)]
+        sizes += [("head", heads.pop()), *tokens]
+        return " × ".join(words.counted(name, count) for name, count in sizes)
+    sizes.append(("head", len(page.records)))
+    counted = words.text("mast.comma").join(words.counted(name, count) for name, count in sizes)
+    ends = [length for pair in lengths for length in pair]
+    return words.text("mast.uneven", counted=counted, low=min(ends), high=max(ends))
 
 
-def _one(values: Any) -> str:
+def _one(values: Iterable[object]) -> str:
     """What all have in common, or the values side by side, cut short."""
     several = list(dict.fromkeys(map(str, values)))
     return ", ".join(several[:3]) + (", …" if len(several) > 3 else "")
 
 
-_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
 def _sentences(page: Page, words: Words) -> Iterator[str]:
     """The labels counted, and the heads that stand out."""
     t = words.text
-    names = {}
-    for group, name in zip(page.groups, page.names, strict=True):
-        for record in group.records:
-            head = t("mast.head", head=record["head"])
-            names[id(record)] = f"{name} {head}" if name else head
     counts = Counter(str(r["label"]) for r in page.records if r["label"] is not None)
     if counts:
         told = ((t(f"label.{label}"), count) for label, count in counts.most_common())
         counted = [t("mast.counted", label=label, count=count) for label, count in told]
         yield t("mast.comma").join(counted)
+    heads = [
+        (record, f"{name} {t('mast.head', head=record['head'])}".strip())
+        for group, name in zip(page.groups, page.names, strict=True)
+        for record in group.records
+    ]
 
-    def most(key: str, sign: int = 1) -> Record | None:
-        known = [r for r in page.records if r[key] is not None and math.isfinite(r[key])]
-        return max(known, key=lambda record: sign * record[key], default=None)
+    def most(key: str, sign: int = 1) -> Iterator[tuple[float, str]]:
+        """The largest value and its head; nothing where no head has one."""
+        known = [(r[key], name) for r, name in heads if r[key] is not None]
+        finite = [(value, name) for value, name in known if math.isfinite(value)]
+        if finite:
+            yield max(finite, key=lambda each: sign * each[0])
 
-    sink, sharp, hot = most("sink_mass_mean"), most("entropy_bits_mean", -1), most("max_logit")
-    if sink is not None:
-        share, form = (
-            f"{100 * sink['sink_mass_mean']:.0f}",
-            "sink" if page.sink_keys == 1 else "sinks",
-        )
-        yield t(f"mast.{form}", head=names[id(sink)], share=share, count=page.sink_keys)
-    if sharp is not None:
-        bits = f"{sharp['entropy_bits_mean']:.2f}"
-        yield t("mast.sharp", head=names[id(sharp)], bits=bits)
-    if hot is not None:
-        logit = f"{hot['max_logit']:.1f}".replace("-", "−")
-        yield t("mast.hot", head=names[id(hot)], logit=logit)
+    for share, head in most("sink_mass_mean"):
+        sinks = {"share": f"{100 * share:.0f}", "count": page.sink_keys}
+        yield t("mast.sink" if page.sink_keys == 1 else "mast.sinks", head=head, **sinks)
+    for bits, head in most("entropy_bits_mean", -1):
+        yield t("mast.sharp", head=head, bits=f"{bits:.2f}")
+    for logit, head in most("max_logit"):
+        yield t("mast.hot", head=head, logit=f"{logit:.1f}".replace("-", "−"))
 
 
 @dataclass(frozen=True, slots=True)
