@@ -34,7 +34,7 @@ from attncli.cli.explain import (
 from attncli.cli.heatmap import heat_maps
 from attncli.cli.output import make_printer, write_picture, write_result
 from attncli.cli.stages import GroupStages, opening, view_of
-from attncli.errors import UsageError
+from attncli.errors import AttncliError, UsageError
 from attncli.files.limits import require_memory
 from attncli.files.writer import TensorSaver
 from attncli.report import Format
@@ -76,7 +76,8 @@ def run(
         if options.save is not None:
             _gather(asked, options, printer, max_values=-1)
         if in_words:
-            explain(asked, options, output, printer)
+            otherwise = _otherwise_causal(asked, inputs, words, options, output)
+            explain(asked, otherwise, options, output, printer)
         elif options.heatmap:
             maps = heat_maps(asked, options, output, printer)
             printer.write(printer.rendered(part) for part in maps)
@@ -114,6 +115,24 @@ def _asked(
         output_projection=group.output_projection,
     )
     return GroupStages(made, asked)
+
+
+def _otherwise_causal(
+    asked: list[GroupStages],
+    inputs: InputOptions,
+    words: AttentionWords,
+    options: ComputeOptions,
+    output: PlotOptions,
+) -> list[GroupStages] | None:
+    """The same causal where it is not, and not where it is; None where that makes no sense."""
+    if not options.step:
+        return None
+    causal = not asked[0].made.arguments.options.causal
+    changed = AttentionWords(**vars(words) | {"causal": causal})
+    try:
+        return [_asked(one.made.group, inputs, changed, options, output) for one in asked]
+    except AttncliError:
+        return None
 
 
 def _draw(plots: Any, title: str, asked: list[GroupStages], output: PlotOptions) -> Any:

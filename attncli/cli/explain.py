@@ -39,10 +39,32 @@ def refuse_where_useless(step: bool, printer: Printer, output: OutputOptions) ->
 
 
 def explain(
-    asked: list[GroupStages], options: ComputeOptions, output: OutputOptions, printer: Printer
+    asked: list[GroupStages],
+    otherwise: list[GroupStages] | None,
+    options: ComputeOptions,
+    output: OutputOptions,
+    printer: Printer,
 ) -> None:
-    """Print what each stage is for and what it did to these numbers."""
-    pages: list[list[RenderableType]] = []
+    """Print what each stage is for and what it did to these numbers, or walk through it by keys.
+
+    Args:
+        asked: what to explain.
+        otherwise: the same with another causal mask, where a reader can change to that.
+        options, output: what is asked of it.
+        printer: where it goes.
+    """
+    pages = list(_pages(asked, options, output, printer))
+    if not options.step:
+        printer.show(*(part for page in pages for part in page))
+    elif otherwise is None:
+        turn_pages(pages, printer)
+    else:
+        turn_pages(pages, printer, lambda: list(_pages(otherwise, options, output, printer)))
+
+
+def _pages(
+    asked: list[GroupStages], options: ComputeOptions, output: OutputOptions, printer: Printer
+) -> Iterator[list[RenderableType]]:
     for one in asked:
         lead: list[RenderableType] = [*opening(one, printer), ""]
         for number, step in enumerate(steps_of(one, output), 1):
@@ -50,13 +72,9 @@ def explain(
             if options.step:
                 room = printer.height - LINES_OF_PROMPT - _lines(page, printer)
                 page += _matrices(step, one, room, options, output, printer)
-            pages.append(page)
+            yield page
             lead = []
-        pages.append([heading("in short"), *shapes_table([one], printer), ""])
-    if options.step:
-        turn_pages(pages, printer)
-    else:
-        printer.show(*(part for page in pages for part in page))
+        yield [heading("in short"), *shapes_table([one], printer), ""]
 
 
 def steps_of(one: GroupStages, output: OutputOptions) -> list[Step]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 from rich.console import Console, RenderableType
 
 from attncli.report.printer import Printer
 
-PROMPT = "→ next · ← back · 1 to 9, Home, End: go to · q: quit "
-PLAIN_PROMPT = "n: next, b: back, 1 to 9, Home, End: go to, q: quit "
+KEYS = ("→ next", "← back", "1 to 9, Home, End: go to")
+PLAIN_KEYS = ("n: next", "b: back", "1 to 9, Home, End: go to")
 
 # What terminals send for keys that have no letter, and what Windows does.
 LEFT = {"\x1b[D", "\x1bOD", "\x1b[A", "\x1bOA", "\x1b[5~", "\xe0K", "\xe0H", "\xe0I"}
@@ -20,20 +20,37 @@ HOME = {"\x1b[H", "\x1bOH", "\x1b[1~", "\x1b[7~", "\xe0G"}
 END = {"\x1b[F", "\x1bOF", "\x1b[4~", "\x1b[8~", "\xe0O"}
 NEXT, BACK = RIGHT | set("nN +"), LEFT | set("pPbB-\x7f\x08")
 FIRST, LAST, QUIT = HOME | {"g"}, END | {"G"}, set("qQ\x1b\x04")
-ENTER = set("\r\n")
+ENTER, CAUSAL = set("\r\n"), set("cC")
+
+Pages = Sequence[Sequence[RenderableType]]
 
 
-def turn_pages(pages: Sequence[Sequence[RenderableType]], printer: Printer) -> None:
-    """Show one page at a time, until its reader leaves; Enter leaves behind the last."""
+def turn_pages(
+    pages: Pages, printer: Printer, otherwise: Callable[[], Pages] | None = None
+) -> None:
+    """Show one page at a time, until its reader leaves; Enter leaves behind the last.
+
+    Args:
+        pages: what to show.
+        printer: where.
+        otherwise: makes the same pages under the other causal mask, which c changes to and back.
+    """
+    hidden: Pages | None = None
+    known = KEYS if printer.sign("→←·", "") else PLAIN_KEYS
+    said = [*known, *([] if otherwise is None else ["c: causal"]), "q: quit "]
+    keys = printer.sign(" · ", " | ").join(said)
     at: int | None = 0
     while at is not None:
         Console(legacy_windows=False).clear()
         printer.show(*pages[at])
-        prompt = printer.sign(PROMPT, PLAIN_PROMPT)
-        sys.stdout.write(f"[{at + 1}/{len(pages)}] {prompt}")
+        sys.stdout.write(f"[{at + 1}/{len(pages)}] {keys}")
         sys.stdout.flush()
         try:
-            at = page_after(typer.getchar(), at, len(pages))
+            key = typer.getchar()
+            if key in CAUSAL and otherwise is not None:
+                pages, hidden = hidden or otherwise(), pages
+            else:
+                at = page_after(key, at, len(pages))
         except EOFError:  # ^D
             at = None
         finally:

@@ -276,9 +276,11 @@ def test_step_by_step(answers: tuple[bytes, ...], code: int, pages: list[int]) -
 
 
 def test_steps_show_their_matrices() -> None:
-    _, shown = on_a_terminal(["compute", "--causal", "--explain", "--step"], b"5", b"q")
-    assert "weights = softmax(masked)   (4, 4)" in ANSI.sub("", shown)
-    assert "0.3866" in shown
+    _, shown = on_a_terminal(["compute", "--explain", "--step"], b"5", b"c", b"c", b"q")
+    _, plain, causal, again = ANSI.sub("", shown).split("5. weights")[0:4]
+    for page, first in ((plain, "0.2234"), (causal, "1.0000"), (again, "0.2234")):
+        assert "weights = softmax(masked)   (4, 4)" in page
+        assert re.search(rf"^ +0 +{first} ", page, re.MULTILINE), page
     assert "48;5;" in shown
 
 
