@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 _CROSS = re.compile(r"cross|enc_?dec|encoder_attn", re.IGNORECASE)
 # Parts of a path that say nothing beside another.
@@ -18,11 +19,13 @@ class Place:
 
     Attributes:
         stack: what is before its layers: ("encoder",).
+        word: what its layers are called: "block".
         layer: index of its layer; None where no part of the path is a number.
         tail: what follows: ("self_attn",).
     """
 
     stack: tuple[str, ...]
+    word: str
     layer: int | None
     tail: tuple[str, ...]
 
@@ -32,8 +35,9 @@ class Place:
         parts = tuple(path.split("."))
         at = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
         if at is None:
-            return cls((), None, parts)
-        return cls(parts[: max(0, at - 1)], int(parts[at]), parts[at + 1 :])
+            return cls((), "", None, parts)
+        word = parts[at - 1] if at else ""
+        return cls(parts[: max(0, at - 1)], word, int(parts[at]), parts[at + 1 :])
 
 
 def is_cross(path: str) -> bool:
@@ -56,13 +60,15 @@ def group_names(calls: Sequence[tuple[str, int]], *, two_sided: bool = False) ->
     places = {path: Place.of(path) for path, _ in calls}
     stacks = {place.stack for place in places.values()}
     common = len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*stacks, strict=False))))
-    siblings: dict[tuple[tuple[str, ...], int | None], set[tuple[str, ...]]] = {}
+    words: dict[tuple[str, ...], set[str]] = {}
+    siblings: dict[tuple[Any, ...], set[tuple[str, ...]]] = {}
     for place in places.values():
-        siblings.setdefault((place.stack, place.layer), set()).add(place.tail)
+        words.setdefault(place.stack, set()).add(place.word)
+        siblings.setdefault((place.stack, place.word, place.layer), set()).add(place.tail)
     names: list[str] = []
     for path, repeat in calls:
         place = places[path]
-        tails = siblings[place.stack, place.layer]
+        tails = siblings[place.stack, place.word, place.layer]
         head = place.stack[common:] if len(stacks) > 1 else ()
         if two_sided and not head:
             head = place.stack[-1:]
@@ -71,7 +77,8 @@ def group_names(calls: Sequence[tuple[str, int]], *, two_sided: bool = False) ->
         # One module for all layers counts them by its calls.
         alone = len(places) == 1 and place.layer is not None
         layer = repeat if alone and repeat else place.layer
-        parts = [*head, *(place.tail if layer is None else ("layers", str(layer)))]
+        word = place.word if len(words[place.stack]) > 1 else "layers"
+        parts = [*head, *(place.tail if layer is None else (word, str(layer)))]
         if layer is not None and len(tails) > 1:
             parts.append(_kind(place.tail, tails))
         if repeat and not alone:
