@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from attncli.attention import stages as attention_stages
 from attncli.attention.pooled_stages import PooledMatrix, pool_blocks
-from attncli.attention.pooling import edges_of
+from attncli.attention.pooling import FIRST_ALONE, edges_of
 from attncli.attention.problem import Problem
 from attncli.attention.stages import (
     Block,
@@ -49,7 +49,7 @@ class StagesAsked:
         return blocks_of(self.problem, asked, self.selection, self.output_projection)
 
     def pooled(
-        self, stage: Stage, rows: int, columns: int, *, largest: bool
+        self, stage: Stage, rows: int, columns: int, *, largest: bool = False, alone: int = 0
     ) -> Iterator[PooledMatrix]:
         """A stage as matrices of at most so many rows and columns, head after head.
 
@@ -57,9 +57,10 @@ class StagesAsked:
             stage: one of those asked for.
             rows, columns: of points.
             largest: whether a point is the largest of its cells, not their mean.
+            alone: how many of the first columns are points of their own, the first few always.
         """
         *_, height, width = self.results()[stage].shape
-        edges = edges_of(height, rows), edges_of(width, columns)
+        edges = edges_of(height, rows), edges_of(width, columns, max(FIRST_ALONE, alone))
         return pool_blocks(self.blocks(stage), *edges, largest=largest)
 
     def results(self) -> dict[Stage, StageResult]:

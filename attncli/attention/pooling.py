@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 Edges = NDArray[np.int64]
 
+# So many of the first positions have bins of their own: sinks stand there.
+FIRST_ALONE = 4
+
 
 @dataclass(slots=True, eq=False)
 class Pool:
@@ -86,7 +89,7 @@ class Pool:
         return self.shape != self.sums.shape
 
 
-def edges_of(length: int, bins: int, alone: int = 4) -> Edges:
+def edges_of(length: int, bins: int, alone: int = FIRST_ALONE) -> Edges:
     """Edges of so many bins: the first positions have one each, since they are the sinks.
 
     Args:

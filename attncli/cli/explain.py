@@ -146,7 +146,7 @@ def _matrices(
         *_, rows, columns = few.asked.results()[stage].shape
         names = names_of_rows(stage, 0, view)
         canvas = canvas_for(rows, columns, names, output.digits, printer, lines=room)
-        pooled = few.asked.pooled(stage, canvas.rows, canvas.columns, largest=False)
+        pooled = few.asked.pooled(stage, canvas.rows, canvas.columns)
         title = str(stage).upper() if is_first else ""
         parts = [p for matrix in pooled for p in (*heat_map(matrix, canvas, view, title=title), "")]
         room -= _lines(parts, printer)

@@ -43,7 +43,8 @@ def heat_maps(
             yield from ([""] if before else [])
             yield from opening(one, printer)
             before = one
-        pooled = one.asked.pooled(stage, canvas.rows, canvas.columns, largest=largest)
+        points = canvas.rows, canvas.columns
+        pooled = one.asked.pooled(stage, *points, largest=largest, alone=options.skip_first)
         for matrix in islice(pooled, fitting):
             yield ""
             yield from heat_map(matrix, canvas, view, largest=largest)

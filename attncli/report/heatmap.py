@@ -250,8 +250,8 @@ class HeatMap:
     def _figures(self) -> list[Segment]:
         matrix, wide = self.matrix, self.canvas.wide
         colours = self.shading.colours(matrix.values, matrix.hidden, matrix.keys_seen)
-        signs = self.printer.sign("−∞", "..") if matrix.stage is Stage.MASKED else "·"
-        sign = self.printer.sign(signs, "." * len(signs))
+        usual = "−∞" if matrix.stage is Stage.MASKED else "·"
+        sign = self.printer.sign(usual, "." * len(usual))
         found = []
         for row, values in enumerate(matrix.values.tolist()):
             found.append(self._name(row))
@@ -283,24 +283,23 @@ class HeatMap:
         return found
 
     def _characters(self) -> list[Segment]:
-        matrix, canvas = self.matrix, self.canvas
+        matrix, wide = self.matrix, self.canvas.wide
         if self._in_tenths:
-            places, characters = np.rint(np.nan_to_num(matrix.values) * 10), TENTHS
+            marks = [mark.ljust(wide) for mark in TENTHS]
+            places = np.rint(np.nan_to_num(matrix.values) * 10)
         else:
-            places = self.shading.places(matrix.values, matrix.keys_seen)
-            places, characters = np.floor(np.nan_to_num(places) * 5), self._shades
-        chosen = np.clip(places, 0, len(characters) - 1).astype(int)
-        blank = matrix.hidden | ~np.isfinite(matrix.values)
-        found = []
-        for row in range(len(chosen)):
-            line = "".join(
-                (" " if blank[row, column] else characters[place]) * canvas.wide
-                if characters is self._shades
-                else f"{' ' if blank[row, column] else characters[place]:<{canvas.wide}}"
-                for column, place in enumerate(chosen[row].tolist())
-            )
-            found += [self._name(row), Segment(line.rstrip() + "\n")]
-        return found
+            marks = [mark * wide for mark in self._shades]
+            found = self.shading.places(matrix.values, matrix.keys_seen)
+            places = np.floor(np.nan_to_num(found) * len(marks))
+        chosen = np.clip(places, 0, len(marks) - 1).astype(int)
+        chosen[matrix.hidden | ~np.isfinite(matrix.values)] = len(marks)
+        marks.append(" " * wide)
+        lines = ("".join(marks[place] for place in row).rstrip() for row in chosen.tolist())
+        return [
+            part
+            for row, line in enumerate(lines)
+            for part in (self._name(row), Segment(line + "\n"))
+        ]
 
     @property
     def _in_tenths(self) -> bool:

@@ -276,6 +276,12 @@ def test_the_first_keys_are_left_out_of_the_scale_and_fade() -> None:
     np.testing.assert_allclose(faded, expected, atol=1)
 
 
+def test_keys_that_are_left_out_are_points_of_their_own(run: Run) -> None:
+    words = ("compute", "--q-len", 3, "--k-len", 400, "--heatmap", "--skip-first", 9)
+    above = run(*words).stdout.splitlines()[3]
+    assert above.split()[:3] == ["0", "8", "28"]
+
+
 def test_tables_shade_scores_on_both_sides_of_zero(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
