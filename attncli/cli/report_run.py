@@ -209,7 +209,7 @@ class _Told:
 
     def of_group(self, source: str | None, name: str, batch: int) -> list[str]:
         """Those about one group: of several bundles its own, of several batches this one."""
-        own = [_name(source)] if name and source else self.files
+        own = [_name(source)] if self.files and name and source else self.files
         words = [*own, *(["--group", name] if name else []), *self.shaped]
         return [*words, "--batch-index", str(batch)] if batch else words
 

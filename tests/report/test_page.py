@@ -345,6 +345,10 @@ def test_given_weights_are_shown_as_they_are(page: MakePage, tmp_path: Path) -> 
     assert group["commands"] == {"compute": None, "entropy": "attncli entropy --weights w.npy"}
     assert group["dk"] is None
     assert "corner" not in group
+    np.save(tmp_path / "layers.npy", np.stack([weights, weights]))
+    read = page("--weights", tmp_path / "layers.npy")
+    commands = [group["commands"]["entropy"] for group in read.data["groups"]]
+    assert commands[1] == "attncli entropy --group layers.1 --weights layers.npy"
 
 
 # ── its words ────────────────────────────────────────────────────────────────────────────────
