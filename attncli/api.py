@@ -11,7 +11,13 @@ from attncli.analysis.attention_arguments import TensorLike, read_keywords, stor
 from attncli.analysis.check import require_candidates
 from attncli.analysis.compare import Compared, Pair, alternatives, compare_heads, pair_of
 from attncli.analysis.compute import ask_stages
-from attncli.analysis.entropy import GroupPlace, measure, thresholds_of
+from attncli.analysis.entropy import (
+    ChosenHeads,
+    GroupPlace,
+    measure,
+    thresholds_of,
+    token_numbers,
+)
 from attncli.analysis.mask import SOFTMAX, sizes_of, suspicions
 from attncli.analysis.options import choice_of
 from attncli.analysis.variance import experiment_specs, experiments
@@ -123,6 +129,7 @@ def entropy(
     per_row: bool = False,
     per_key: bool = False,
     sink_keys: int = 1,
+    labels: LabelRows | None = None,
     label_limits: Mapping[str, float] | None = None,
     head_index: int | Sequence[int] | None = None,
     batch_index: int | Sequence[int] | None = None,
@@ -155,6 +162,8 @@ def entropy(
         per_row: whether to keep the statistics of every row.
         per_key: whether to compute the mass that every key receives; costs a second pass.
         sink_keys: how many of the first keys the sink mass is the weight of.
+        labels: a token per key, or such a row for each batch: where some come again, heads may be
+            "induction" or "duplicate-token", with these in `scores`.
         label_limits: score from which on a head gets a label, by its name ("previous-token").
         head_index: query heads to compute, negative ones counted from the end; None for all.
         batch_index: batches, likewise.
@@ -187,7 +196,15 @@ def entropy(
     selection = select(problem, whole_numbers(batch_index), whole_numbers(head_index))
     wanted = Wanted(top_key=per_row, per_key=per_key, sink_keys=sink_keys)
     found, kept = [], []
-    for rows, statistics in measure(problem, selection, wanted, thresholds):
+    tokens = None
+    if labels is not None:
+        of_batches = [[*labels]] if all(isinstance(row, str) for row in labels) else labels
+        tokens = token_numbers(tuple(tuple(map(str, row)) for row in of_batches), problem)
+        if tokens is None:
+            got = f"expected one for each of {problem.sizes.k_len} keys, got other labels"
+            raise UsageError("labels", got)
+    chosen = ChosenHeads(GroupPlace(source="", group=""), problem, selection, tokens)
+    for rows, statistics in measure(chosen, wanted, thresholds):
         found.append(statistics)
         if per_row or per_key:
             kept.append(rows)
@@ -199,6 +216,7 @@ def entropy(
         problem=problem,
         thresholds=thresholds,
         sink_keys=sink_keys,
+        tokens=tokens,
     )
 
 

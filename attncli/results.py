@@ -17,12 +17,15 @@ from rich.console import RenderableType
 from attncli.analysis.compute import StagesAsked
 from attncli.analysis.entropy import (
     HEAD,
+    OF_TOKENS,
     WORDS_OF_HEADS,
     ChosenHeads,
     GroupPlace,
     Setting,
     limits_of,
     measure,
+    token_numbers,
+    token_scores,
 )
 from attncli.analysis.options import choice_of
 from attncli.analysis.pictures import head_curves, stage_maps
@@ -152,7 +155,8 @@ class OfProblem(Shown):
             raise DataError("labels", f"expected {keys}, one a key, got {len(labels)}")
         require_folder(path)
         language = choice_of(Language, language, "language")
-        chosen = list(by_batch(ChosenHeads(WHERE, self.problem, self._chosen())))
+        tokens = None if labels is None else token_numbers((tuple(labels),), self.problem)
+        chosen = list(by_batch(ChosenHeads(WHERE, self.problem, self._chosen(), tokens)))
         text = _page(chosen, self._labelled(), labels, title, language, max_bytes)
         write_text(path, [text])
 
@@ -318,6 +322,7 @@ class Entropies(OfProblem):
         batches, head_indices: what was selected, as indices into the tensors.
         problem: the checked input: sizes, scale, mask, dtype and device of the arithmetic.
         thresholds, sink_keys: what labels and sink masses were made with.
+        tokens: int64 (B | 1, S_k), numbers of the tokens; None where they are not known.
     """
 
     heads: tuple[HeadStatistics, ...]
@@ -327,6 +332,7 @@ class Entropies(OfProblem):
     problem: Problem
     thresholds: Thresholds
     sink_keys: int
+    tokens: NDArray[np.int64] | None = None
 
     def column(self, name: str) -> torch.Tensor:
         """One number of all heads, float64 (batches, heads) on the CPU; NaN for none.
@@ -367,21 +373,25 @@ class Entropies(OfProblem):
         settings = (
             Setting(scale=s, temperature=temperature, sink_weight_mean=None) for s in scales
         )
-        pairs = zip(self.heads, settings, strict=True)
-        return [record_of(WHERE, *pair) for pair in pairs]
+        return [
+            record_of(WHERE, head, setting, token_scores(head))
+            for head, setting in zip(self.heads, settings, strict=True)
+        ]
 
     def _tables(self, printer: Printer) -> Iterator[RenderableType]:
-        style = Style(printer, DIGITS, Unit.BITS, limits_of(self.thresholds))
+        limits = limits_of(self.thresholds, tokens=self.tokens is not None)
+        style = Style(printer, DIGITS, Unit.BITS, limits)
         yield problem_line(self.problem, None)
         records = self._records()
-        yield from head_tables(records[:MOST_HEADS], HEAD, style)
+        yield from head_tables(records[:MOST_HEADS], (*HEAD, *OF_TOKENS), style)
         yield from _more(records, "heads")
 
     def _picture(self, plots: Any) -> Any:
         rows: Iterable[HeadRows] = self.rows or ()
         if self.rows is None or any(one.received is None for one in self.rows):
             wanted = Wanted(per_key=True, sink_keys=self.sink_keys)
-            found = measure(self.problem, self._chosen(), wanted, self.thresholds)
+            chosen = ChosenHeads(WHERE, self.problem, self._chosen(), self.tokens)
+            found = measure(chosen, wanted, self.thresholds)
             rows = (one for one, _ in found)
         queries = self.problem.sizes.q_len
         drawn = [

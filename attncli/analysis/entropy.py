@@ -13,12 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from attncli.analysis.options import floats, several
+from attncli.analysis.tensor_files import Labels
 from attncli.attention.problem import Problem
 from attncli.attention.stages import Selection
 from attncli.attention.streaming.heads import (
     AVERAGED,
+    TOKEN_LABELS,
     HeadStatistics,
     Thresholds,
+    TokenScores,
     estimates_of,
     head_statistics,
 )
@@ -103,7 +106,12 @@ class Sample:
 
 HEAD = columns_of(GroupPlace, HeadStatistics, Setting)
 WORDS_OF_HEADS = ("label", "nearest_label")
-NUMBERS_OF_HEADS = tuple(each for each in HEAD if not (each.is_key or each.key in WORDS_OF_HEADS))
+# Beside them where tokens are known.
+OF_TOKENS = columns_of(TokenScores)
+NUMBERS_OF_HEADS = (
+    *(each for each in HEAD if not (each.is_key or each.key in WORDS_OF_HEADS)),
+    *OF_TOKENS,
+)
 # A name that ends in _se is the standard error of the mean beside it.
 SAMPLED = (*HEAD, *columns_of(Sample), *(Column(f"{name}_se", None) for name in AVERAGED))
 ROW = columns_of(RowPlace, RowStatistics)
@@ -118,11 +126,23 @@ class ChosenHeads:
     place: GroupPlace
     problem: Problem
     selection: Selection
+    # Int64 (B | 1, S_k), the same number where tokens are the same; None where they are not known.
+    tokens: NDArray[np.int64] | None = None
+
+
+def token_numbers(labels: Labels | None, problem: Problem) -> NDArray[np.int64] | None:
+    """Numbers of tokens, int64 (B | 1, S_k); None where there is not one for each key."""
+    lengths = {len(row) for row in labels or ()}
+    if not labels or lengths != {problem.sizes.k_len}:
+        return None
+    if len(labels) not in (1, problem.sizes.batch):
+        return None
+    known: dict[str, int] = {}
+    return np.array([[known.setdefault(token, len(known)) for token in row] for row in labels])
 
 
 def measure(
-    problem: Problem,
-    selection: Selection,
+    chosen: ChosenHeads,
     wanted: Wanted,
     thresholds: Thresholds,
     *,
@@ -132,14 +152,14 @@ def measure(
     """The rows of each chosen head, in the order chosen, and what they come to.
 
     Args:
-        problem: the whole, which alone decides the dtype of the arithmetic.
-        selection: batches and heads of it.
+        chosen: the heads; the whole problem alone decides the dtype of the arithmetic.
         wanted: what to compute beside the columns that every row has.
         thresholds: of the labels.
         queries, advance: as for `stream_rows`.
     """
-    chosen = {"batches": selection.batches, "heads": selection.heads}
-    for rows in stream_rows(problem, wanted, **chosen, queries=queries, advance=advance):
+    selection, wanted = chosen.selection, replace(wanted, tokens=chosen.tokens)
+    some = {"batches": selection.batches, "heads": selection.heads}
+    for rows in stream_rows(chosen.problem, wanted, **some, queries=queries, advance=advance):
         yield rows, head_statistics(rows, thresholds)
 
 
@@ -184,13 +204,17 @@ def thresholds_typed(given: list[str] | None, where: str) -> Thresholds:
     return thresholds_of(limits, where)
 
 
-def limits_of(thresholds: Thresholds) -> dict[str, float]:
-    """The thresholds by the names that labels have."""
-    return {name.replace("_", "-"): value for name, value in asdict(thresholds).items()}
+def limits_of(thresholds: Thresholds, *, tokens: bool = False) -> dict[str, float]:
+    """The thresholds by the names that labels have, those of tokens only if these are known."""
+    return {
+        name.replace("_", "-"): value
+        for name, value in asdict(thresholds).items()
+        if tokens or name not in TOKEN_LABELS
+    }
 
 
 def head_record(chosen: ChosenHeads, rows: HeadRows, statistics: HeadStatistics) -> Record:
-    """One record of a head, with the columns `HEAD`."""
+    """One record of a head, with the columns `HEAD`, and `OF_TOKENS` where tokens are known."""
     sink = None
     if rows.sink_weight is not None and not bool(rows.empty.all()):
         sink = float(rows.sink_weight[~rows.empty].mean())
@@ -200,7 +224,14 @@ def head_record(chosen: ChosenHeads, rows: HeadRows, statistics: HeadStatistics)
         temperature=problem.temperature if problem.given is None else None,
         sink_weight_mean=sink,
     )
-    return record_of(chosen.place, statistics, setting)
+    scores = () if chosen.tokens is None else (token_scores(statistics),)
+    return record_of(chosen.place, statistics, setting, *scores)
+
+
+def token_scores(statistics: HeadStatistics) -> TokenScores:
+    """What a head looks for by tokens."""
+    scores = {f"{name}_score": getattr(statistics.scores, name) for name in TOKEN_LABELS}
+    return TokenScores(**scores)
 
 
 def sampled_record(chosen: ChosenHeads, rows: HeadRows, statistics: HeadStatistics) -> Record:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +21,8 @@ from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.attention.options import BEFORE_WEIGHTS, AttentionOptions, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import problem_of_weights
-from attncli.errors import AttncliError, UsageError
+from attncli.errors import AttncliError, DataError, UsageError
+from attncli.files.text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,33 @@ def load_problems(
     else:
         groups = load_weights(inputs, weights)
     return [problem_of(one, inputs, words, precision, device) for one in groups]
+
+
+def labelled(made: Sequence[GroupProblem], text: str) -> list[GroupProblem]:
+    """The same with tokens of a file, a line each or a list in JSON, or those words themselves.
+
+    Raises:
+        DataError: not one for each key, or a file of something else.
+    """
+    tokens = _tokens(text)
+    for one in made:
+        k_len = one.problem.sizes.k_len
+        if len(tokens) != k_len:
+            got = f"expected {k_len} tokens, one a key, got {len(tokens)}"
+            raise DataError("«labels»", got)
+    return [replace(one, group=replace(one.group, labels=(tokens,))) for one in made]
+
+
+def _tokens(text: str) -> tuple[str, ...]:
+    path = Path(text)
+    if not path.is_file():
+        return tuple(text.split(","))
+    try:
+        found = path.read_text(encoding="utf-8")
+        listed = json.loads(found) if found.lstrip().startswith("[") else found.splitlines()
+    except ValueError as error:
+        raise DataError(shown(text), f"expected tokens, a line each, got: {error}") from None
+    return tuple(map(str, listed))
 
 
 def load_problem(

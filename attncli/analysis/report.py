@@ -12,7 +12,7 @@ from attncli.attention.streaming.stream import Wanted, planned_cells
 from attncli.errors import DataError, UsageError
 
 # Labels of which a picture says something: a head of these is shown first.
-TELLING = ("previous-token", "self", "local")
+TELLING = ("previous-token", "self", "local", "induction", "duplicate-token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _measured(
     records: list[Record] = []
     maps: list[HeadMap] = []
     problem, selection = chosen.problem, chosen.selection
-    for rows, statistics in measure(problem, selection, wanted, thresholds, advance=advance):
+    for rows, statistics in measure(chosen, wanted, thresholds, advance=advance):
         records.append(head_record(chosen, rows, statistics))
         maps.append(map_of(rows, bins))
     whole = together(problem, selection.batches[0], selection.heads, bins, maps)

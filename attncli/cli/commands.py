@@ -115,6 +115,9 @@ class EntropyOptions:
     sample_rows: int | None = option(None, "Estimate from N rows of each head.", "N", minimum=1)
     sample_seed: int = option(0, "Which rows «sample_rows» takes.", "N", minimum=0)
     sink_keys: int = option(1, "First keys that count as sinks.", "N", minimum=1)
+    labels: str | None = option(
+        None, "Tokens of the keys: a line each, or a list in JSON.", "FILE|A,B,…"
+    )
     label_limit: list[str] | None = option(None, "Adjust a threshold of the labels.", "NAME=X")
     fail_on: list[str] | None = option(None, "Exit 3 if a head is so.", "collapsed|nan|max-logit=X")
 
@@ -125,7 +128,8 @@ def entropy(
     """Measure every head: entropy, effective keys, largest weight and logit, sink mass.
 
     Takes any number of bundles. No S_q × S_k matrix is ever built. Each head gets a label:
-    previous-token, self, sink, local, uniform, collapsed or mixed.
+    previous-token, self, sink, local, uniform, collapsed or mixed; where tokens are known and come
+    again, induction or duplicate-token, too.
 
     --weights takes weights without Q and K, a file or several: tensors of any rank from
     (S_q, S_k) to (layers, B, H, S_q, S_k), a tuple of layers in a .pt file. Weights of 0 count as

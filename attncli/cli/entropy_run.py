@@ -13,7 +13,13 @@ from attncli.analysis import entropy as analysis
 from attncli.analysis.entropy import ChosenHeads, GroupPlace, Record
 from attncli.analysis.options import AttentionWords, InputOptions, floats, integers, several
 from attncli.analysis.pictures import head_curves
-from attncli.analysis.problems import GroupProblem, inputs_record, load_problems, params_record
+from attncli.analysis.problems import (
+    GroupProblem,
+    inputs_record,
+    labelled,
+    load_problems,
+    params_record,
+)
 from attncli.attention.stages import select
 from attncli.attention.streaming.heads import HeadStatistics, Thresholds, draw_rows
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
@@ -44,12 +50,17 @@ def run(
     printer = make_printer(output)
     computing = output.precision, output.device
     made = load_problems(inputs, words, *computing, weights=options.weights)
+    if options.labels is not None:
+        made = labelled(made, options.labels)
     _tell_sums(made, printer)
     for one in made:
         printer.warn(one.warnings)
     chosen = [heads for one in made for heads in _chosen(one, options)]
     if options.histogram:
         _require_one_head(chosen)
+    known = any(some.tokens is not None for some in chosen)
+    if options.grid in {column.key for column in analysis.OF_TOKENS} and not known:
+        raise UsageError("--grid", f"expected tokens for {options.grid}, got none", "«labels»")
     # Where records run down the same terminal, a bar would be drawn across them.
     silent = output.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
     keys_drawn = output.plot is not None and not (
@@ -60,10 +71,12 @@ def run(
     drawn: list[Record] = []
     if output.plot is not None:
         measured = _drawn(measured, drawn, rows=options.histogram)
-    style = report.Style(printer, output.digits, output.unit, analysis.limits_of(thresholds))
+    limits = analysis.limits_of(thresholds, tokens=known)
+    style = report.Style(printer, output.digits, output.unit, limits)
     tokens = tokens_of(made)
     heads: list[Record] = []
-    columns, records, draw = _view(options, measured, heads, style, tokens)
+    of_tokens = analysis.OF_TOKENS if known else ()
+    columns, records, draw = _view(options, measured, heads, style, tokens, of_tokens)
     write_result(
         output.format,
         printer,
@@ -71,7 +84,7 @@ def run(
         columns=columns,
         records=records,
         inputs=inputs_record(made),
-        params=params_record(made) | _params(options, thresholds),
+        params=params_record(made) | _params(options, limits),
         show=draw,
     )
     given = inputs, words, options, output
@@ -184,8 +197,9 @@ def _chosen(made: GroupProblem, options: EntropyOptions) -> Iterator[ChosenHeads
     heads = integers("--head-index", options.head_index)
     temperatures = floats("--temperatures", options.temperatures)
     place = GroupPlace(source=made.group.source_name, group=made.group.name)
+    tokens = analysis.token_numbers(made.group.labels, made.problem)
     for variant in analysis.variants(made.problem, temperatures, options.compare_scale):
-        yield ChosenHeads(place, variant, select(variant, batches, heads))
+        yield ChosenHeads(place, variant, select(variant, batches, heads), tokens)
 
 
 def _require_one_head(chosen: Sequence[ChosenHeads]) -> None:
@@ -220,7 +234,7 @@ def _measured(
         for some in chosen:
             drawn = None if count is None else draw_rows(some.problem, count, options.sample_seed)
             for rows, statistics in analysis.measure(
-                some.problem, some.selection, wanted, thresholds, queries=drawn, advance=advance
+                some, wanted, thresholds, queries=drawn, advance=advance
             ):
                 yield some, rows, statistics
 
@@ -231,12 +245,17 @@ def _view(
     heads: list[Record],
     style: report.Style,
     tokens: report.Tokens,
+    of_tokens: Sequence[Column],
 ) -> tuple[Sequence[Column], Iterable[Record], Draw]:
     """Columns, records and drawing of what is asked for; each head's own record goes to `heads`."""
 
+    def whole(record: Record) -> Record:
+        """With what tokens tell, also where those of other groups alone are known."""
+        return record | {column.key: record.get(column.key) for column in of_tokens}
+
     def kept() -> Measured:
         for some, rows, statistics in measured:
-            heads.append(analysis.head_record(some, rows, statistics))
+            heads.append(whole(analysis.head_record(some, rows, statistics)))
             yield some, rows, statistics
 
     of_heads = (heads[-1] for _ in kept())
@@ -258,16 +277,17 @@ def _view(
         draw = partial(report.group_table, columns=analysis.GROUP, style=style)
         return analysis.GROUP, analysis.group_records(of_heads), draw
     if options.sample_rows is not None:
-        sampled = (analysis.sampled_record(*each) for each in measured)
-        draw = partial(report.head_tables, columns=analysis.SAMPLED, style=style)
-        return analysis.SAMPLED, sampled, draw
+        sampled = (whole(analysis.sampled_record(*each)) for each in measured)
+        columns = (*analysis.SAMPLED, *of_tokens)
+        return columns, sampled, partial(report.head_tables, columns=columns, style=style)
+    columns = (*analysis.HEAD, *of_tokens)
     if options.grid is not None:
         draw = partial(report.heads_picture, column=NUMBERS[options.grid], style=style)
     elif options.compare_scale or options.temperatures:
         draw = partial(report.variant_tables, style=style)
     else:
-        draw = partial(report.head_tables, columns=analysis.HEAD, style=style)
-    return analysis.HEAD, of_heads, draw
+        draw = partial(report.head_tables, columns=columns, style=style)
+    return columns, of_heads, draw
 
 
 def tokens_of(made: Sequence[GroupProblem]) -> report.Tokens:
@@ -285,12 +305,12 @@ def tokens_of(made: Sequence[GroupProblem]) -> report.Tokens:
     return found
 
 
-def _params(options: EntropyOptions, thresholds: Thresholds) -> dict[str, Any]:
+def _params(options: EntropyOptions, limits: dict[str, float]) -> dict[str, Any]:
     """What `params` says of the options that only this command has."""
     record: dict[str, Any] = {
         "path": "tiles",
         "sink_keys": options.sink_keys,
-        "labels": analysis.limits_of(thresholds),
+        "labels": limits,
     }
     if options.sample_rows is not None:
         record |= {"sample_rows": options.sample_rows, "sample_seed": options.sample_seed}

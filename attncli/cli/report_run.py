@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -11,9 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from attncli.analysis.entropy import HEAD, ChosenHeads, GroupPlace, thresholds_typed
+from attncli.analysis.entropy import (
+    HEAD,
+    ChosenHeads,
+    GroupPlace,
+    thresholds_typed,
+    token_numbers,
+)
 from attncli.analysis.options import AttentionWords, InputOptions, integers
-from attncli.analysis.problems import GroupProblem, load_problems
+from attncli.analysis.problems import GroupProblem, labelled, load_problems
 from attncli.analysis.report import (
     ReportedHeads,
     by_batch,
@@ -29,7 +34,7 @@ from attncli.attention.stages import select
 from attncli.cli.commands import ReportOptions
 from attncli.cli.output import progress
 from attncli.columns import record_of
-from attncli.errors import DataError, UsageError, on_command_line, option_words
+from attncli.errors import UsageError, on_command_line, option_words
 from attncli.files.text import shown
 from attncli.files.writer import require_folder
 from attncli.report.page.contents import Commands, Page, PageGroup
@@ -52,6 +57,8 @@ def run(inputs: InputOptions, words: AttentionWords, options: ReportOptions) -> 
         require_folder(options.output)
     computing = options.precision, options.device
     made = load_problems(inputs, words, *computing, weights=options.weights, example=True)
+    if options.labels is not None:
+        made = labelled(made, options.labels)
     for one in made:
         printer.warn(one.warnings)
     pairs = [(one, chosen) for one in made for chosen in _chosen(one, options)]
@@ -61,12 +68,11 @@ def run(inputs: InputOptions, words: AttentionWords, options: ReportOptions) -> 
     with progress(printer, cells_of(chosen), "attention") as advance:
         found = report_heads(chosen, plan, thresholds, options.sink_keys, advance)
     told = _Told.by(inputs, words, options)
-    labels = None if options.labels is None else _labels(options.labels)
     curves = experiments(experiment_specs(dk=CURVE_WIDTHS, samples=CURVE_SAMPLES))
     page = Page(
         title=options.title or _title(made),
         groups=[
-            _page_group(of_heads, one, told, labels)
+            _page_group(of_heads, one, told)
             for (one, _), of_heads in zip(pairs, found, strict=True)
         ],
         plan=plan,
@@ -98,20 +104,9 @@ def _chosen(made: GroupProblem, options: ReportOptions) -> Iterator[ChosenHeads]
     batches = integers("--batch-index", options.batch_index) or (0,)
     heads = integers("--head-index", options.head_index)
     place = GroupPlace(source=made.group.source_name, group=made.group.name)
-    yield from by_batch(ChosenHeads(place, made.problem, select(made.problem, batches, heads)))
-
-
-def _labels(text: str) -> list[str]:
-    """Tokens from a file, a line each or a list in JSON, or from the words themselves."""
-    path = Path(text)
-    if not path.is_file():
-        return text.split(",")
-    try:
-        found = path.read_text(encoding="utf-8")
-        listed = json.loads(found) if found.lstrip().startswith("[") else found.splitlines()
-    except ValueError as error:
-        raise DataError(shown(text), f"expected tokens, a line each, got: {error}") from None
-    return [str(token) for token in listed]
+    selection = select(made.problem, batches, heads)
+    tokens = token_numbers(made.group.labels, made.problem)
+    yield from by_batch(ChosenHeads(place, made.problem, selection, tokens))
 
 
 def _title(made: Sequence[GroupProblem]) -> str:
@@ -120,17 +115,10 @@ def _title(made: Sequence[GroupProblem]) -> str:
     return ", ".join(shown(name) for name in names)
 
 
-def _page_group(
-    found: ReportedHeads, made: GroupProblem, told: _Told, labels: list[str] | None
-) -> PageGroup:
+def _page_group(found: ReportedHeads, made: GroupProblem, told: _Told) -> PageGroup:
     group, problem = made.group, made.problem
     rows = group.labels
     tokens = None if rows is None else list(rows[found.batch if len(rows) > 1 else 0])
-    if labels is not None:
-        if len(labels) != problem.sizes.k_len:
-            problem_text = f"expected {problem.sizes.k_len} tokens, one a key, got {len(labels)}"
-            raise DataError("--labels", problem_text)
-        tokens = labels
     words = told.of_group(group.source, group.name, found.batch if problem.sizes.batch > 1 else 0)
     weights = problem.given is not None
     return PageGroup(

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.style import Style as Shade
 from rich.text import Text
 
+from attncli.attention.streaming.heads import TOKEN_LABELS
 from attncli.columns import Column
 from attncli.files.text import shown
 from attncli.report import Unit
@@ -282,7 +283,16 @@ def _label(record: Record) -> Text:
 def _head_notes(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
     if any(record["sink_weight_mean"] is not None for record in records):
         yield style.note("entropies count the sink logit as one more outcome")
-    limits = ", ".join(f"{name} ≥ {value:g}" for name, value in style.limits.items())
+    unused = {
+        name
+        for name in TOKEN_LABELS
+        if all(record.get(f"{name}_score") is None for record in records)
+    }
+    limits = ", ".join(
+        f"{name} ≥ {value:g}"
+        for name, value in style.limits.items()
+        if name.replace("-", "_") not in unused
+    )
     yield style.note(f"labels: {limits}, otherwise mixed; --label-limit NAME=X adjusts them")
 
 

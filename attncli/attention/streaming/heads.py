@@ -74,6 +74,18 @@ class HeadStatistics:
     scores: LabelScores  # of all labels
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScores:
+    """What a head looks for by tokens, where these are known: scores of labels, 0 to 1."""
+
+    induction_score: float | None = column(
+        "induction", description="on the keys right behind earlier occurrences of a query's token"
+    )
+    duplicate_token_score: float | None = column(
+        "duplicate token", description="on earlier occurrences of a query's token"
+    )
+
+
 # The columns of rows of which heads have means.
 AVERAGED = tuple(
     each.key.removesuffix("_mean")
@@ -213,6 +225,16 @@ class Label(StrEnum):
     UNIFORM = "uniform"
     COLLAPSED = "collapsed"
     MIXED = "mixed"
+    # These are considered where tokens are known, beside the first three.
+    INDUCTION = "induction"
+    DUPLICATE_TOKEN = "duplicate-token"
+
+
+# Labels of which tokens decide, as scores and thresholds name them.
+TOKEN_LABELS = ("induction", "duplicate_token")
+_PLACES = ("previous_token", "self", "sink", *TOKEN_LABELS)
+# Fewer queries whose token came before tell nothing of a head.
+_FEWEST_REPEATS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +248,8 @@ class Thresholds:
     uniform: float = 0.95  # mean entropy as a share of the largest possible
     # 1 − that share: nearly all weight on one key, and not on any of the above.
     collapsed: float = 0.95
+    induction: float = 0.5  # on the keys right behind earlier occurrences of the query's token
+    duplicate_token: float = 0.5  # on these occurrences themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,18 +265,21 @@ class LabelScores:
     local: float | None
     uniform: float | None
     collapsed: float | None
+    induction: float | None = None
+    duplicate_token: float | None = None
 
 
 def score_labels(rows: HeadRows) -> LabelScores:
     """Score every label for one head, 0 to 1.
 
-    Scores of places (previous token, self, sink, local) are the mean weight on the keys in
+    Scores of places, which is all but uniform and collapsed, are the mean weight on the keys in
     question, corrected for what even attention would put there:
 
         score = (mean weight − mean even share) / (1 − mean even share), at least 0
 
     so that an even head scores 0 however few keys there are, and one that looks nowhere else 1.
-    Rows in which the keys in question are all keys or none do not count.
+    Rows in which the keys in question are all keys or none do not count, and of the last two at
+    least eight have to.
     """
     shares = rows.shares
     normalized = _mean(rows.entropy_normalized[rows.having("entropy_normalized")])
@@ -265,6 +292,8 @@ def score_labels(rows: HeadRows) -> LabelScores:
         local=_place_score(rows, shares.local),
         uniform=normalized,
         collapsed=None if normalized is None else 1 - normalized,
+        induction=_place_score(rows, shares.behind_repeated, fewest=_FEWEST_REPEATS),
+        duplicate_token=_place_score(rows, shares.repeated, fewest=_FEWEST_REPEATS),
     )
 
 
@@ -285,7 +314,7 @@ def choose_label(
     if not known:
         return None, None
     fitting = [name for name in known if known[name] >= getattr(thresholds, name)]
-    places = [name for name in fitting if name in ("previous_token", "self", "sink")]
+    places = [name for name in fitting if name in _PLACES]
     best = max(places, key=known.__getitem__) if places else next(iter(fitting), None)
     if best is None:
         return Label.MIXED, 1 - nearest_label(scores, thresholds)[1]
@@ -308,9 +337,16 @@ def nearest_label(
 
 
 def _place_score(
-    rows: HeadRows, share: Share | None, also: torch.Tensor | None = None
+    rows: HeadRows, share: Share | None, also: torch.Tensor | None = None, fewest: int = 1
 ) -> float | None:
-    """Mean weight on some keys, corrected for chance; `also` is the weight of one more outcome."""
+    """Mean weight on some keys, corrected for chance.
+
+    Args:
+        rows: of a head.
+        share: of the keys; None for none.
+        also: the weight of one more outcome that counts as such a key.
+        fewest: rows that have to count.
+    """
     if share is None:
         return None
     weight, seen = share.weight, share.seen
@@ -318,7 +354,7 @@ def _place_score(
         weight, seen = (weight + also).clamp(max=1.0), seen + 1
     even = seen.to(torch.float64) / rows.outcomes.clamp(min=1)  # (R,)
     counts = (even > 0) & (even < 1)
-    if not bool(counts.any()):
+    if int(counts.sum()) < fewest:
         return None
     means = torch.stack([weight[counts].mean(), even[counts].mean()])
     found, chance = float(means[0]), float(means[1])

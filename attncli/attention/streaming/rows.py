@@ -269,10 +269,13 @@ class Shares:
     own: Share | None  # of the key at the query's own position
     previous: Share | None  # of the key one before it
     local: Share | None  # of the keys at most a few steps from it
+    # Where tokens are known, of earlier keys with the query's token, and of the keys behind these.
+    repeated: Share | None = None
+    behind_repeated: Share | None = None
 
     def of_head(self, index: int) -> Shares:
         """One head of the group."""
-        near = (self.own, self.previous, self.local)
+        near = (self.own, self.previous, self.local, self.repeated, self.behind_repeated)
         of_head = (None if share is None else share.of_head(index) for share in near)
         return Shares(self.first.of_head(index), *of_head)
 
@@ -290,7 +293,7 @@ def find_shares(group: HeadGroup, rows: RowStatistics, sink_keys: int) -> Shares
         return Shares(first, None, None, None)
     straight = group.plain and group.in_a_row and not group.may_overflow
     near = _diagonals(group) if straight else _bands(group, rows)
-    weights = _weights(near, rows, slice(None))  # (G, R, 2·LOCAL_WINDOW + 1)
+    weights = weights_of(near, rows, slice(None))  # (G, R, 2·LOCAL_WINDOW + 1)
     own, previous = weights[..., LOCAL_WINDOW, None], weights[..., LOCAL_WINDOW - 1, None]
     return Shares(first, *(_share(part, rows) for part in (own, previous, weights)))
 
@@ -347,7 +350,7 @@ def _first_share(group: HeadGroup, rows: RowStatistics, sink_keys: int, work: Wo
             logits, _ = work.tile(group, block.stop - block.start, tile.stop - tile.start)
             score_tile(group, block, tile, queries, group.factor(), logits, work)
             mark_seen(group, block, tile, rows, logits)
-            part = _share(_weights(logits, rows, inside), rows, inside)
+            part = _share(weights_of(logits, rows, inside), rows, inside)
             total.weight[:, inside] += part.weight
             total.seen[:, inside] += part.seen
     empty = rows.empty.expand(total.weight.shape)
@@ -400,7 +403,7 @@ def _narrow_blocks(group: HeadGroup) -> Iterator[RowBlock]:
         start = stop
 
 
-def _weights(logits: torch.Tensor, rows: RowStatistics, inside: slice) -> torch.Tensor:
+def weights_of(logits: torch.Tensor, rows: RowStatistics, inside: slice) -> torch.Tensor:
     """Float64 weights of the keys of these logits (G, rows, keys); −1 where one is not seen."""
     row_max, sum_exp = rows.row_max[:, inside], 1 + rows.sum_exp_minus_1[:, inside]
     weights = exponential(logits.to(torch.float64) - row_max[..., None]) / sum_exp[..., None]

@@ -29,6 +29,7 @@ from attncli.attention.streaming.pooling import (
     nothing_pooled,
     pool_tile,
 )
+from attncli.attention.streaming.repeats import find_repeats
 from attncli.attention.streaming.rows import (
     RowStatistics,
     Shares,
@@ -64,6 +65,8 @@ class Wanted:
     # For which to pool the weights, in the pass of `per_key`; of queries that follow each other,
     # counted from the first.
     bins: Bins | None = None
+    # Int64 (B | 1, S_k), at least 0: numbers of the keys' tokens, to look for earlier ones.
+    tokens: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a count that makes no sense.
@@ -192,6 +195,10 @@ def rows_of_group(
     if wanted.per_key:
         received, pooled = _all_mass(group, blocks, rows, wanted.bins, advance)
     shares = find_shares(group, rows, wanted.sink_keys)
+    if wanted.tokens is not None and group.places is not None:
+        tokens = wanted.tokens[group.batch if len(wanted.tokens) > 1 else 0]
+        repeated, behind = find_repeats(group, rows, tokens)
+        shares = replace(shares, repeated=repeated, behind_repeated=behind)
     found = []
     for index, head in enumerate(group.heads):
         own = shares.of_head(index)
