@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, fontManager, get_font
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from attncli.attention.pooling import Edges, Pool
@@ -168,7 +168,7 @@ def picture(title: str, width: float, height: float, *, compress: bool = False) 
         width, height: in inches, without the title.
         compress: whether panels of fixed shape move together.
     """
-    letters = int(width * POINTS / (TITLE_SIZE * 0.56))
+    letters = max(64, int(width * POINTS / (TITLE_SIZE * 0.56)))
     command, _, notes = title.partition(" · ")
     lines = textwrap.wrap(drawable(command, 2 * letters - 20), letters)
     lines += textwrap.wrap(drawable(notes, 400), letters)
@@ -186,10 +186,10 @@ def picture(title: str, width: float, height: float, *, compress: bool = False) 
 
 
 def signed_scale(*parts: Values) -> Normalize:
-    """Of values of both signs: symmetric about 0."""
+    """Of values of both signs: symmetric about 0, and no wider than the most of three medians."""
     sizes = [float(np.nanmax(np.abs(part))) for part in parts if np.isfinite(part).any()]
-    reach = max(sizes, default=0.0) or 1.0
-    return Normalize(-reach, reach)
+    reach = min(max(sizes), 3 * float(np.median(sizes))) if any(sizes) else 1.0
+    return Normalize(-(reach or 1.0), reach or 1.0)
 
 
 def weight_scale(keys: int) -> LogNorm:
@@ -198,10 +198,13 @@ def weight_scale(keys: int) -> LogNorm:
 
 
 def draw_map(axes: Axes, values: Values, norm: Normalize) -> AxesImage:
-    """Cells of a matrix, the first row on top; NaN is hidden, which no value looks like."""
+    """Cells of a matrix, the first row on top; NaN is hidden, which no value looks like.
+
+    Of no cells one that is hidden is drawn.
+    """
     signed = norm.vmin is not None and norm.vmin == -(norm.vmax or 0.0)
     ramp = DIVERGING if signed else SEQUENTIAL
-    cells = np.ma.masked_invalid(values)
+    cells = np.ma.masked_invalid(values if values.size else np.full((1, 1), np.nan))
     image = axes.imshow(cells, ramp, norm, aspect="auto", interpolation="nearest")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
@@ -250,9 +253,9 @@ def print_values(
         inches: how wide and high it is.
         digits: decimals at most.
     """
-    down, across = values.shape
+    down, across = (max(1, length) for length in values.shape)
     wide, high = (side * POINTS * ROOM for side in (inches[0] / across, inches[1] / down))
-    for decimals in range(digits, 1, -1):
+    for decimals in range(digits, min(digits, 2) - 1, -1):
         words = [[f"{value:.{decimals}f}".replace("-", "−") for value in row] for row in values]
         longest = max((len(word) for row in words for word in row if word != "nan"), default=1)
         size = min(8.0, high, wide / (DIGIT * longest))
@@ -268,7 +271,14 @@ def print_values(
 
 
 def draw_scale(
-    figure: Figure, image: AxesImage, beside: Any, label: str, inches: float, *, below: bool = False
+    figure: Figure,
+    image: AxesImage,
+    beside: Any,
+    label: str,
+    inches: float,
+    *,
+    below: bool = False,
+    extend: bool = False,
 ) -> Colorbar:
     """What the colours of a map mean: to its right, or below it.
 
@@ -278,9 +288,11 @@ def draw_scale(
         label: the quantity, with its unit.
         inches: about how long it is.
         below: whether it lies.
+        extend: whether there are values beyond its ends, which is drawn as points.
     """
     place: dict[str, Any] = {"location": "bottom", "shrink": 0.9} if below else {"aspect": 24}
-    bar = figure.colorbar(image, ax=beside, pad=0.02, **place)
+    ends = "both" if extend else "neither"
+    bar = figure.colorbar(image, ax=beside, pad=0.02, extend=ends, **place)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, which="both")
     bar.set_label(label, color=MUTED, size=TICK_SIZE)
@@ -330,6 +342,16 @@ def pooled_words(pools: Iterable[Pool]) -> str:
             )
             return " · {} cells as {} means".format(*sizes)
     return ""
+
+
+def log_axis(axes: Axes) -> None:
+    """A logarithmic y axis, whose marks are as plain numbers, even where it spans no decade."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 100 * low:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
 
 
 # ── curves ───────────────────────────────────────────────────────────────────────────────────

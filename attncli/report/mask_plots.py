@@ -192,5 +192,6 @@ def _share_scale(figure: Picture, image: AxesImage, axes: Axes) -> None:
 
 def _counted(record: MaskRecord) -> str:
     fewest, most = record.keys_min, record.keys_max
-    keys = "" if fewest is None else f" · keys a query {fewest:,}–{most:,}"
+    span = f"{most:,}" if fewest == most else f"{fewest:,}–{most:,}"
+    keys = "" if fewest is None else f" · keys a query {span}"
     return f"{record.kept:,} of {record.cells:,} visible{keys}"

@@ -19,8 +19,10 @@ from attncli.attention.pooling import Pool
 from attncli.columns import Column
 from attncli.report import Unit
 from attncli.report.canvas import (
+    DIGIT,
     MUTED,
     PLAIN,
+    POINTS,
     WARM,
     Labels,
     Picture,
@@ -28,6 +30,7 @@ from attncli.report.canvas import (
     draw_map,
     draw_scale,
     drawable,
+    log_axis,
     name_axis,
     name_curves,
     picture,
@@ -109,13 +112,21 @@ def stage_picture(
             column[0].set_title(STAGES[stage][0])
             column[0].set_xlabel("key" if over_keys else "value dimension", color=MUTED)
             column[0].xaxis.set_label_position("top")
-            draw_scale(figure, image, list(column), STAGES[stage][1], side * 0.9, below=True)
+            reach = float(norm.vmax or 1.0)
+            beyond = any(np.nanmax(np.abs(values), initial=0.0) > reach for values in means)
+            told = STAGES[stage][1]
+            draw_scale(
+                figure, image, list(column), told, side * 0.9, below=True, extend=beyond and signed
+            )
         figure.align_titles()
         for axes, group, head, tokens in zip(grid[:, 0], groups, heads, labels, strict=True):
             queries = _query_names(head, tokens)
             name_axis(axes, "y", queries, high, tokens=tokens is not None)
             place = [*_from_right([group]), f"batch {head.batch}," if head.batch else ""]
-            axes.set_ylabel(" ".join(["query of", *filter(None, place), f"head {head.head}"]))
+            name = " ".join(["query of", *filter(None, place), f"head {head.head}"])
+            fits = len(name) * 9 * DIGIT < high * POINTS
+            lying = {} if fits else {"rotation": 0, "ha": "right", "va": "center"}
+            axes.set_ylabel(name if fits else name.removeprefix("query of "), **lying)
         return figure
 
 
@@ -288,7 +299,7 @@ def _draw_curves(axes: Axes, records: Sequence[Record], unit: Unit, high: float)
     """Entropy along the sequence; dotted, that of attention to every visible key alike."""
     per_unit = _nats_per(unit)
     curves, evens = _curves_of(records, "entropy_nats"), _curves_of(records, "most_nats")
-    most, length = _most_entropy(records, unit), max((p.shape[1] for _, p in curves), default=1)
+    most, length = _most_entropy(records, unit), max(1, *(p.shape[1] for _, p in curves))
     axes.set(xlim=(-0.5, length - 0.5), ylim=(0, 1.05 * most))
     for values in {pool.means.tobytes(): pool for _, pool in evens}.values():
         axes.plot(*_line(values, per_unit), color=MUTED, ls=":", lw=1.1)
@@ -365,8 +376,10 @@ def experiment_picture(title: str, records: Sequence[Record], unit: Unit) -> Pic
         )
         _draw_sweep(panels[2], plain, "softmax_grad_unscaled", "softmax_grad_scaled", rules)
         first, most = plain[0], plain[0]["entropy_bits_max"] * per_bit
-        panels[0].set(title="Variance of q · k", ylabel="variance (no unit)", yscale="log")
+        panels[0].set(title="Variance of q · k", ylabel="variance (no unit)")
         _draw_theory(panels[0], plain)
+        if any(record["var"] > 0 for record in plain):
+            log_axis(panels[0])
         panels[1].set(
             title=f"Entropy of softmax over {first['keys']} keys",
             ylabel=f"entropy ({unit}); dotted: even attention",
@@ -428,8 +441,6 @@ def _name_sweep(axes: Axes) -> None:
     step = math.ceil(len(widths) / 11)
     axes.set_xticks(widths[::step], [f"{width:g}" for width in widths[::step]])
     axes.minorticks_off()
-    if axes.get_yscale() == "log":
-        axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
     axes.set_xlabel("dₖ (entries of a query)")
     axes.grid(axis="y")
     ends = []
@@ -496,9 +507,9 @@ def _draw_errors_along(axes: Axes, pool: Pool, largest: Values) -> None:
         "ha": "right",
     }
     axes.annotate("allowed", (1, 1), (-2, 3), color=WARM, **place)
-    axes.set(yscale="log", title="Largest of each query", xlabel="query position")
+    log_axis(axes)
+    axes.set(title="Largest of each query", xlabel="query position")
     axes.set_ylabel("|error| / allowed (no unit)")
-    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
     axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10], integer=True))
     axes.grid(axis="y")
 
@@ -528,8 +539,7 @@ def audit_picture(title: str, records: Sequence[Record]) -> Picture:
             ylabel="variance (no unit)",
         )
         if any(value > 0 for value in values):
-            above.set_yscale("log")
-            above.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+            log_axis(above)
         floor = np.zeros(len(records))
         total = np.array([r["var_all_pairs"] or math.nan for r in records], np.float64)
         for key, (name, colour) in PARTS.items():

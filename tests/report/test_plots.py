@@ -387,6 +387,29 @@ def test_what_has_no_picture_is_refused(run: Run, tmp_path: Path, more: list[str
     assert outcome.stderr.startswith("attncli: error: --plot: expected")
 
 
+@pytest.mark.parametrize("command", ["compute", "entropy", "mask"])
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (1, 1)])
+def test_no_cell_is_drawn_as_a_hidden_one(
+    run: Run, drawn: list[Picture], command: str, sizes: tuple[int, int]
+) -> None:
+    q_len, k_len = sizes
+    run(command, "--q-len", q_len, "--k-len", k_len, "--plot", "x.png", "-q", "-o", "out")
+    drawn[0].draw_without_rendering()
+    first = next(axes for axes in drawn[0].axes if axes.images)
+    assert values(first).shape == (1, 1)
+    assert np.isnan(values(first)).all() == (0 in sizes)
+
+
+def test_one_large_head_does_not_wash_out_the_others(run: Run, drawn: list[Picture]) -> None:
+    run("compute", MINILM, "--group", "layers.0", "--stage", "scores", "--plot", "x.png")
+    maps = [axes.images[0] for axes in drawn[0].axes if axes.images][:4]
+    reach = [float(np.abs(image.get_array()).max()) for image in maps]
+    assert max(reach) > 3 * np.median(reach)
+    assert {image.norm.vmax for image in maps} == {3 * np.median(reach)}
+    assert maps[0].colorbar is not None
+    assert maps[-1].colorbar.extend == "both"
+
+
 def test_curves_that_end_together_have_names_apart(run: Run, drawn: list[Picture]) -> None:
     run(
         "variance",
