@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,50 @@ def test_a_page_is_accessible(report: Report, open_page: Open, scheme: str) -> N
         found = axe.run(page.page, context=context, options=RULES).response["violations"]
         assert [(rule["id"], rule["nodes"]) for rule in found] == []
         page.press("?")
+
+
+# Groups whose arrow keys choose, and what is pressed, slid or ticked.
+GROUPS = ("metric", "scale", "pool", "sdots", "shapemode", "draw", "mdots", "mkind", "dtype")
+BUTTONS = (
+    *("#chips button:last-child", "#prev", "#next", "#sback", "#snext", "#sreset", "#splay"),
+    *("#presets button:nth-child(3)", "#mback", "#mnext", "#mreset", "#theme"),
+    "#table th:first-child button",
+)
+INPUTS = {"#skip": "ArrowUp", "#scausal": "Space", "#dk": "ArrowRight", "#tau": "ArrowRight"}
+INPUTS |= {"#after": "Space", "#mval": "ArrowRight", "#shift": "ArrowRight"}
+LOOK = """() => JSON.stringify([
+    document.querySelector("main").innerText, document.documentElement.dataset.theme,
+    ...[...document.querySelectorAll("[aria-pressed]")].map(button => button.ariaPressed),
+    ...[...document.querySelectorAll("canvas")].map(canvas => canvas.toDataURL()),
+])"""
+# In the middle of every walk and slider, so that both ways are open.
+MIDDLE = """() => {
+    for (const id of ["sdots", "mdots"]) document.getElementById(id).children[1].click();
+    for (const first of ["#mkind button:last-child", "#presets button:nth-child(2)"])
+        document.querySelector(first).click();
+}"""
+
+
+def test_every_control_changes_what_is_seen(report: Report, open_page: Open) -> None:
+    """By mouse and by keys."""
+    page = open_page(report("pooled"))
+
+    def changes(selector: str, use: Callable[[Any], None]) -> None:
+        page.run(MIDDLE)
+        before = page.run(LOOK)
+        use(page.page.locator(selector))
+        assert page.run(LOOK) != before, selector
+
+    for group in GROUPS:
+        changes(f"#{group} [tabindex='-1'] >> nth=0", lambda radio: radio.click())
+        changes(f"#{group} [tabindex='0']", lambda radio: radio.press("ArrowRight"))
+    for button in BUTTONS:
+        changes(button, lambda control: control.click())
+        changes(button, lambda control: control.press("Enter"))
+    for control, key in INPUTS.items():
+        changes(control, lambda e, key=key: e.press(key))
+        if control != "#skip":
+            changes(control, lambda e: e.click())
 
 
 def test_scripts_of_others_do_not_run(report: Report, open_page: Open, tmp_path: Path) -> None:
