@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from browsing import HOSTILE, Layer, Open, Opened, bundle
-from reading import Read
+from reading import MakePage, Read
 from safetensors import safe_open
 from typer.testing import CliRunner
 
 from attncli.cli.app import app
 
-MakePage = Callable[..., Read]
 SAMPLES = Path(__file__).parent.parent.parent / "sample_inputs"
 MINILM = SAMPLES / "minilm.safetensors"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

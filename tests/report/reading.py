@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from functools import cached_property
 from html.parser import HTMLParser
 from typing import Any
@@ -73,6 +74,10 @@ class Read(HTMLParser):
         given = self.data["groups"][group]
         heads = 1 if name == "keys" else given["heads"]
         return floats(given[name]).reshape(heads, -1)
+
+
+# Runs `attncli report` with these arguments and reads what it wrote.
+MakePage = Callable[..., Read]
 
 
 class _Rows(HTMLParser):

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MakePage
-from reading import Read, floats
+from reading import MakePage, Read, floats
 from safetensors import safe_open
 from safetensors.torch import save_file
 
