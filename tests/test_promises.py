@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncli.cli.pages import page_after
+from attncli.cli.terminal import page_after
 
 Run = Callable[..., Any]
 

@@ -30,7 +30,7 @@ BFLOAT16_IN_NPY = "|V2"
 NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionArguments:
     """What shapes attention for one group.
 

@@ -33,7 +33,7 @@ _AXES = ("batch", "heads", "q_len", "k_len")
 _OF_KEYS = ("batch", "k_len")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MaskInputs:
     """What files of Q and K say of a mask; their data are not read.
 

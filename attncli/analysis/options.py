@@ -19,7 +19,7 @@ Number = TypeVar("Number", int, float)
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class FileOptions:
     """Which files Q, K and V come from, and how to read them."""
 
@@ -66,7 +66,7 @@ class FileOptions:
     allow_nonfinite: bool = option(False, "Carry on with NaN and inf, as IEEE says.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class InputOptions(FileOptions):
     """Where Q, K and V come from: files, or random draws of these sizes."""
 

@@ -42,7 +42,7 @@ LAYERED = 5  # axes: layer, B, H, S_q, S_k
 Labels = tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HeldTensor:
     """A tensor of a bundle that is the value of an option, not read yet.
 
@@ -64,7 +64,7 @@ class HeldTensor:
         return self.file.read(self.name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FileGroup:
     """Tensors that belong together, not read yet.
 

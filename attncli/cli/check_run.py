@@ -24,10 +24,10 @@ from attncli.cli.output import (
     Record,
     command_words,
     make_printer,
-    progress,
     write_picture,
     write_result,
 )
+from attncli.cli.terminal import progress
 from attncli.columns import columns_of
 from attncli.errors import CheckFailedError, UsageError
 from attncli.report.check import check_tables, pair_tables

@@ -1,7 +1,8 @@
 """What the command line takes: a function per command, its options, and its help.
 
 Loads nothing heavy, so that help and usage errors are fast: a function refuses what can be refused
-without files, and hands the rest to `run` of the module of its name, which it loads then.
+without files, and hands the rest to `run` of the module of its name, which it loads then. Every run
+makes every group of options: they have neither equality nor a `repr`, which would take the longest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from attncli.errors import UsageError
 from attncli.report import Color, ColourScale, Format, Language, PageTheme, Pooling, Unit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class PrintOptions:
     """How to print, where «output» says where something else goes."""
 
@@ -29,7 +30,7 @@ class PrintOptions:
     quiet: bool = option(False, "No warnings and no progress.", names=("--quiet", "-q"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class OutputOptions(PrintOptions):
     """How to compute, and what to print where."""
 
@@ -39,14 +40,14 @@ class OutputOptions(PrintOptions):
     device: str = option("auto", "Where torch computes.", "auto|cpu|cuda[:N]")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class PlotOptions(OutputOptions):
     """The same for commands whose results make a picture."""
 
     plot: str | None = option(None, "Draw it, too.", "FILE.png|svg|pdf")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ComputeOptions:
     """What of the stages to look at."""
 
@@ -95,7 +96,7 @@ def compute(
     _run("compute", inputs, words, options, output)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class EntropyOptions:
     """Which records, of which heads, and what to fail on."""
 
@@ -154,7 +155,7 @@ class SaveDtype(StrEnum):
     FLOAT64 = "float64"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class MaskOptions:
     """Which mask, and what to do with it."""
 
@@ -214,7 +215,7 @@ def mask(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> No
     _run("mask_effect" if needs_torch else "mask", options, words, output)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ExperimentOptions:
     """What to draw, where there are no files."""
 
@@ -242,7 +243,7 @@ class ExperimentOptions:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class AuditOptions:
     """What to look for in tensors from files."""
 
@@ -270,7 +271,7 @@ def variance(
     _run("variance", inputs, words, experiment, audit, output)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class CheckOptions:
     """What is to be checked, and how strictly."""
 
@@ -300,7 +301,7 @@ def check(
     _run("check", inputs, words, options, output)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class CompareOptions:
     """What to compare with, and which records."""
 
@@ -361,7 +362,7 @@ def compare(
     _run("compare", inputs, words, options, output)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ReportOptions:
     """What the page is about, and how it looks."""
 
@@ -398,7 +399,7 @@ def report(inputs: InputOptions, words: AttentionWords, options: ReportOptions) 
     _run("report", inputs, words, options)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class InspectOptions:
     """What to look at."""
 
@@ -414,7 +415,7 @@ def inspect(options: InspectOptions, output: OutputOptions) -> None:
     _run("inspect", options, output)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class CaptureOptions:
     """Which model, and what to run it on."""
 

@@ -17,7 +17,8 @@ from attncli.analysis.what_if import Change, read_changes
 from attncli.attention.streaming.stream import planned_cells
 from attncli.cli.commands import CompareOptions, OutputOptions
 from attncli.cli.entropy_run import tokens_of
-from attncli.cli.output import fail_for, make_printer, progress, write_result
+from attncli.cli.output import fail_for, make_printer, write_result
+from attncli.cli.terminal import progress
 from attncli.columns import Column
 from attncli.errors import UsageError
 from attncli.report import Format

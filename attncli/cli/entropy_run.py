@@ -24,7 +24,8 @@ from attncli.attention.stages import select
 from attncli.attention.streaming.heads import HeadStatistics, Thresholds, draw_rows
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
 from attncli.cli.commands import EntropyOptions, PlotOptions
-from attncli.cli.output import fail_for, make_printer, progress, write_picture, write_result
+from attncli.cli.output import fail_for, make_printer, write_picture, write_result
+from attncli.cli.terminal import progress
 from attncli.columns import Column
 from attncli.errors import UsageError
 from attncli.report import Format

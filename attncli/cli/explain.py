@@ -12,8 +12,8 @@ from rich.console import RenderableType
 from attncli.attention.stages import Stage, stages_of
 from attncli.attention.walkthrough import walk_through
 from attncli.cli.commands import ComputeOptions, OutputOptions
-from attncli.cli.pages import turn_pages
 from attncli.cli.stages import GroupStages, opening, view_of
+from attncli.cli.terminal import turn_pages
 from attncli.columns import Column, columns_of, record_of
 from attncli.errors import UsageError
 from attncli.report import Format

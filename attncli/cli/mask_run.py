@@ -37,7 +37,7 @@ from attncli.report.table import labels_of_batch
 FAILURES = ("empty-rows", "unused-keys", "leak")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """A mask that is built and audited, with all that decided it, a bundle's own mask included.
 

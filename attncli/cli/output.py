@@ -1,15 +1,12 @@
-"""The way out of every command: where it prints, what it prints, and how far it is."""
+"""The way out of every command: where it prints, and what it prints."""
 
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.console import RenderableType
 
 from attncli.analysis.options import defaults_of
 from attncli.cli.commands import OutputOptions, PlotOptions
@@ -164,21 +161,3 @@ def _named(record: Record, records: Sequence[Record]) -> str:
     if differs("what_if"):
         words.append(f"({record['what_if']})")
     return " ".join(word for word in words if word)
-
-
-@contextmanager
-def progress(printer: Printer, total: int, what: str) -> Iterator[Callable[[int], None] | None]:
-    """A function that is told how much more is done, or None where nobody would see it.
-
-    Args:
-        printer: whose quietness counts.
-        total: how much there is to do.
-        what: what is being done, for the line.
-    """
-    if printer.quiet or not sys.stderr.isatty() or total <= 0:
-        yield None
-        return
-    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.advance(task, done)

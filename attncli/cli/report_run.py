@@ -32,7 +32,7 @@ from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import cost_of
 from attncli.attention.stages import select
 from attncli.cli.commands import ReportOptions
-from attncli.cli.output import progress
+from attncli.cli.terminal import progress
 from attncli.columns import record_of
 from attncli.errors import UsageError, on_command_line, option_words
 from attncli.files.text import shown

@@ -289,7 +289,7 @@ _FIT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """What a name says."""
 

@@ -29,7 +29,7 @@ class TensorHeader:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
     """One tensor as it was stored."""
 
@@ -48,7 +48,7 @@ class StoredTensor:
         return shape
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Element:
     """One element type."""
 
@@ -241,7 +241,7 @@ def bfloat16_bits(values: NDArray[np.float64]) -> NDArray[np.uint16]:
     return (nearest >> 16).astype(np.uint16)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TensorFile:
     """A file of tensors whose headers are known and whose data are read on demand.
 

@@ -266,7 +266,7 @@ class Spec:
         return self.physical.itemsize * math.prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FileLayout:
     """What stands where in one file."""
 

@@ -49,7 +49,7 @@ class Preformatted(str):
     __slots__ = ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Printer:
     """Where output goes and what it can show."""
 

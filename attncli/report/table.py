@@ -27,7 +27,7 @@ RULE = Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=True)
 LINES_AT_ONCE = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TableColumn:
     """One column."""
 

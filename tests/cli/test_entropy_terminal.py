@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from plain import Run
 
-from attncli.cli.output import progress
+from attncli.cli.terminal import progress
 from attncli.report.entropy import ValueRange
 from attncli.report.printer import Printer
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from plain import Run
 
-from attncli.cli.pages import page_after
+from attncli.cli.terminal import page_after
 from attncli.report import Color
 from attncli.report.printer import Printer
 from attncli.report.table import TableColumn, decimals, table, text_width

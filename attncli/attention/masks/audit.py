@@ -103,7 +103,7 @@ class MaskRecord:
     description: str = column(None, description="what the mask is, in words")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AddedValues:
     """The numbers of an additive mask.
 
@@ -120,7 +120,7 @@ class AddedValues:
     hidden: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MaskAudit:
     """A whole mask.
 

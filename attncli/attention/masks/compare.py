@@ -48,7 +48,7 @@ class Cell:
     b: bool | float = column("other", description="the same of the other mask")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MaskComparison:
     """Where two masks differ; cells along axes on which both are alike count once.
 
@@ -86,7 +86,7 @@ class Leak:
     first: tuple[Cell, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DifferenceMaps:
     """Where two masks show a key, pooled, for a batch and head; None where all are alike.
 

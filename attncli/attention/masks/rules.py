@@ -22,7 +22,7 @@ Index = Any  # a slice or an integer array, of NumPy or torch like the mask itse
 Array = Any  # NumPy on the host, torch on a device
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CellBlock:
     """Which cells a rule is asked for.
 

@@ -1,12 +1,14 @@
-"""Pages on a terminal that are turned by keys, forward and back."""
+"""What a terminal has beside results: how far a command is, and pages that keys turn."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import typer
 from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from attncli.report.printer import Printer
 
@@ -23,6 +25,24 @@ FIRST, LAST, QUIT = HOME | {"g"}, END | {"G"}, set("qQ\x1b\x04")
 ENTER, CAUSAL = set("\r\n"), set("cC")
 
 Pages = Sequence[Sequence[RenderableType]]
+
+
+@contextmanager
+def progress(printer: Printer, total: int, what: str) -> Iterator[Callable[[int], None] | None]:
+    """A function that is told how much more is done, or None where nobody would see it.
+
+    Args:
+        printer: whose quietness counts.
+        total: how much there is to do.
+        what: what is being done, for the line.
+    """
+    if printer.quiet or not sys.stderr.isatty() or total <= 0:
+        yield None
+        return
+    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
 
 
 def turn_pages(
