@@ -509,7 +509,7 @@ def capture(
         model: a model of transformers, or any that calls `scaled_dot_product_attention` or
             `nn.MultiheadAttention`; in evaluation mode, not compiled.
         path: the bundle to write, which appears on leaving the context; None to keep the tensors.
-        layers: indices of the layers to record; None for all.
+        layers: indices of the layers to record, negative ones counted from the last; None for all.
         labels: a token per position, of all steps together, or such a row for each batch.
         trace: whether to follow softmax that the model writes out, too.
 

@@ -54,6 +54,10 @@ def run(options: CaptureOptions, output: PrintOptions) -> None:
     printer.warn(recorded.warnings)
     groups = list(recorded.groups.values())
     printer.note(f"wrote {options.output}")
+    half = sorted({group.dtype for group in groups} & {"bfloat16", "float16"})
+    if half:
+        said = "its own weights carry that rounding, those that attncli computes of it do not"
+        printer.note(f"the model ran in {' and '.join(half)}: {said}")
     records = [record_of(group) for group in groups]
     if output.format is Format.CSV:
         records = [r | {"options": json.dumps(r["options"])} for r in records]

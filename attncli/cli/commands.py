@@ -442,7 +442,7 @@ class CaptureOptions:
     generate: int | None = option(
         None, "After the text N cached steps: steps.T.layers.L.", "N", minimum=1
     )
-    layers: list[str] | None = option(None, "Only these layers.", "I[,I…]")
+    layers: list[str] | None = option(None, "Only these layers; -1 is the last.", "I[,I…]")
     max_length: int | None = option(None, "Cut texts to N tokens.", "N", minimum=1)
     dtype: str | None = option(
         None, "Run the model in this type. [default: as it is stored]", "NAME"

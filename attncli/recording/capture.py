@@ -34,7 +34,7 @@ class Capture(Recorder):
     Args:
         model: any module; of transformers' models all that go through their attention interface.
         path: as for `Recorder`.
-        layers: indices of the layers to record; None for all.
+        layers: indices of the layers to record, negative ones counted from the last; None for all.
         labels: as for `Recorder`: the tokens of all passes together.
         trace: whether to follow softmax that is written out, too.
 
@@ -122,7 +122,7 @@ class Capture(Recorder):
         self._seen.add(call.module)
         if not repeat:
             self._totals[call.module] += call.q.shape[-2]
-        if self._layers is not None and self._layer(call.module, repeat) not in self._layers:
+        if not self._is_wanted(call.module, repeat):
             return
         output = call.output
         try:
@@ -136,13 +136,15 @@ class Capture(Recorder):
         if len(self._entries) == 1:
             self._require_disk(call.module)
 
-    def _layer(self, path: str, repeat: int) -> int | None:
-        """Index of the layer of a call; of one module for all layers the call tells it."""
-        config = getattr(self.model, "config", None)
-        shared = self._alike[type(self._modules[path])] == 1
-        if shared and (getattr(config, "num_hidden_layers", None) or 1) > 1:
-            return repeat
-        return Place.of(path).layer
+    def _is_wanted(self, path: str, repeat: int) -> bool:
+        """Whether the layer of a call is one of those to record."""
+        if self._layers is None:
+            return True
+        config, alike = getattr(self.model, "config", None), self._alike[type(self._modules[path])]
+        layers = getattr(config, "num_hidden_layers", None) or alike
+        # Of one module for all layers the calls tell them apart.
+        layer = repeat if alike == 1 and layers > 1 else Place.of(path).layer
+        return layer is not None and (layer in self._layers or layer - layers in self._layers)
 
     def _keywords(self, call: Call) -> dict[str, Any]:
         """What shaped a call, as keywords of `AttentionOptions`."""
@@ -228,6 +230,11 @@ class Capture(Recorder):
             raise self._nothing()
         self.warnings += self._missed()
         super()._finish()
+        if self.model.training and any(group.failed for group in self.groups.values()):
+            said = (
+                "the model is in training mode, whose dropout is no part of attention: model.eval()"
+            )
+            self.warnings.append(said)
 
     def _nothing(self) -> AttncliError:
         """Why nothing was recorded."""

@@ -98,7 +98,7 @@ def watching(
             _follow(stack, watch, module)
         transformers = sys.modules.get("transformers.modeling_utils")
         interface = getattr(transformers, "AttentionInterface", None)
-        if interface is not None:
+        if hasattr(interface, "get_interface"):  # that of transformers 5
             _wrap_interface(stack, watch, interface)
         sdpa = F.scaled_dot_product_attention
         _replace_sdpa(stack, watch)

@@ -216,6 +216,13 @@ def test_what_is_refused(
     assert not Path("q.safetensors").exists()
 
 
+def test_half_precision_is_said(mistral: Path, run: Run, tmp_path: Path) -> None:
+    words = ["--text", "the cat", "--dtype", "bfloat16", "-o", tmp_path / "qkv.safetensors"]
+    done = run("capture", mistral, *words, "--strict", "--format", "ndjson")
+    assert "attncli: the model ran in bfloat16: its own weights carry that rounding" in done.stderr
+    assert '"dtype": "bfloat16"' in done.stdout
+
+
 def test_long_texts_are_cut_where_it_is_asked_for(mistral: Path, run: Run, tmp_path: Path) -> None:
     words = ["capture", mistral, "--text", "a " * 65, "--max-length", "8"]
     done = run(*words, "-o", tmp_path / "qkv.safetensors", "--format", "json")

@@ -151,7 +151,7 @@ def test_nothing_recorded_is_an_error_with_the_reason(passes: int) -> None:
 
 def test_kept_tensors_are_what_functions_take() -> None:
     model = build("gemma2")
-    with torch.no_grad(), attncli.capture(model, layers=[1]) as seen:
+    with torch.no_grad(), attncli.capture(model, layers=[-1]) as seen:
         model(**inputs("gemma2"))
     assert [*seen.groups] == ["layers.1"]
     found = seen["layers.1"]
@@ -195,6 +195,7 @@ def test_dropout_is_noticed() -> None:
     with torch.no_grad(), attncli.capture(model) as seen:
         model(tokens())
     assert any("layers.0: the model's own output" in text for text in seen.warnings)
+    assert "training mode" in seen.warnings[-1]
 
 
 def test_three_lines_record_any_other_code(tmp_path: Path, run: Run) -> None:
