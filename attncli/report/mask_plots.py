@@ -192,6 +192,7 @@ def _share_scale(figure: Picture, image: AxesImage, axes: Axes) -> None:
 
 def _counted(record: MaskRecord) -> str:
     fewest, most = record.keys_min, record.keys_max
+    if fewest is None or most is None:
+        return "no cells"
     span = f"{most:,}" if fewest == most else f"{fewest:,}–{most:,}"
-    keys = "" if fewest is None else f" · keys a query {span}"
-    return f"{record.kept:,} of {record.cells:,} visible{keys}"
+    return f"{record.kept:,} of {record.cells:,} visible · keys a query {span}"
