@@ -343,7 +343,9 @@ class ValueRange:
     def shade(self, value: float | None) -> Shade | str:
         """The style of a value."""
         share = self.share(value)
-        return "" if share is None or not self.printer.colored else shade(share)
+        if share is None or not self.printer.colored:
+            return ""
+        return shade(share, few=self.printer.has_few_colors)
 
     def mark(self, value: float | None) -> str:
         """The character for a value."""

@@ -58,6 +58,10 @@ _DIVERGING: dict[Theme, tuple[Sequence[Stop], Sequence[Stop]]] = {
         ((0.0, 0.215, 0.012, 40), (0.5, 0.56, 0.14, 42), (1.0, 0.91, 0.11, 82)),
     ),
 }
+# Numbers of colours that terminals of 256 have, 16 + 36r + 6g + b. Of those nearest to a ramp some
+# are grey, and violet among blue; these run one way in lightness and in hue.
+_FEW = (16, 17, 18, 19, 25, 31, 37, 43, 79, 115, 151, 187, 230)
+_FEW_SIGNED = (159, 117, 75, 33, 26, 25, 18, 17, 16, 52, 88, 94, 130, 166, 172, 215, 222)
 _TO_CONES = np.array(
     [
         [0.4122214708, 0.5363325363, 0.0514459929],
@@ -98,6 +102,16 @@ def text_on(colours: Colours) -> NDArray[np.bool_]:
     """Whether text on these colours (…, 3) is to be dark; otherwise light."""
     dark: NDArray[np.bool_] = colours @ np.array([0.2126, 0.7152, 0.0722]) > 135
     return dark
+
+
+@cache
+def few_colours(*, signed: bool) -> Colours:
+    """The dark ramp, signed or not, for terminals of 256 colours, sRGB (256, 3)."""
+    numbers = np.array(_FEW_SIGNED if signed else _FEW) - 16
+    levels = np.array([0, 95, 135, 175, 215, 255], np.uint8)
+    colours = levels[np.stack([numbers // 36, numbers // 6 % 6, numbers % 6], -1)]
+    repeated: Colours = colours[np.arange(COUNT) * len(colours) // COUNT]
+    return repeated
 
 
 def hexes(ramp: Colours) -> str:

@@ -81,6 +81,11 @@ class Printer:
         forbidden = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         return self.on_terminal and not forbidden
 
+    @property
+    def has_few_colors(self) -> bool:
+        """Whether there are 256 colours to choose from, not all."""
+        return self.colored and self.console().color_system == "256"
+
     def warn(self, messages: Iterable[str]) -> None:
         """Say each message once, on standard error."""
         for message in map(on_command_line, messages):

@@ -11,12 +11,21 @@ from rich.color import Color
 from rich.style import Style
 
 from attncli.report import ColourScale
-from attncli.report.palette import Colours, Theme, colours_of, diverging, sequential, text_on
+from attncli.report.palette import (
+    Colours,
+    Theme,
+    colours_of,
+    diverging,
+    few_colours,
+    sequential,
+    text_on,
+)
 
 Numbers = NDArray[np.float64]
 
 # Of the most terminals. What stands on it has a colour of its own and can be read on others too.
 RAMP, SIGNED_RAMP = sequential(Theme.DARK), diverging(Theme.DARK)
+FEW_RAMP, FEW_SIGNED_RAMP = few_colours(signed=False), few_colours(signed=True)
 # Hidden by the mask, or no number: a grey that is on neither ramp.
 HIDDEN = (72, 72, 76)
 DARK_TEXT, LIGHT_TEXT = Color.from_rgb(22, 20, 29), Color.from_rgb(245, 243, 238)
@@ -37,16 +46,24 @@ class Shading:
         even: what one of all keys would get of a weight of 1.
         top: the largest number in size that is to be told apart.
         skip_first: so many columns at the beginning are left out of the scale, and fade.
+        few: whether there are 256 colours to choose from.
     """
 
     scale: ColourScale | None
     even: float
     top: float
     skip_first: int = 0
+    few: bool = False
 
     @classmethod
     def of(
-        cls, values: Numbers, scale: ColourScale | None, keys: int, skip_first: int = 0
+        cls,
+        values: Numbers,
+        scale: ColourScale | None,
+        keys: int,
+        skip_first: int = 0,
+        *,
+        few: bool = False,
     ) -> Shading:
         """The shading that suits these numbers (…, columns).
 
@@ -55,10 +72,12 @@ class Shading:
             scale: of weights; None for signed numbers.
             keys: how many a query could see.
             skip_first: columns at the beginning.
+            few: whether there are 256 colours to choose from.
         """
         rest = np.abs(values[..., skip_first:])
         rest = rest[np.isfinite(rest)]
-        return cls(scale, 1 / max(1, keys), float(rest.max(initial=0.0)) or 1.0, skip_first)
+        top = float(rest.max(initial=0.0)) or 1.0
+        return cls(scale, 1 / max(1, keys), top, skip_first, few)
 
     @property
     def floor(self) -> float:
@@ -68,8 +87,13 @@ class Shading:
     @property
     def ramp(self) -> Colours:
         """The colours of 0 to 1."""
-        signed = self.scale in (None, ColourScale.EVEN)
-        return SIGNED_RAMP if signed else RAMP
+        if self._signed:
+            return FEW_SIGNED_RAMP if self.few else SIGNED_RAMP
+        return FEW_RAMP if self.few else RAMP
+
+    @property
+    def _signed(self) -> bool:
+        return self.scale in (None, ColourScale.EVEN)
 
     def places(self, values: Numbers, keys_seen: Numbers | None = None) -> Numbers:
         """Where numbers (R, C) stand on the ramp, 0 to 1; NaN for what is no number.
@@ -114,16 +138,16 @@ class Shading:
         """The colours of numbers (R, C), sRGB (R, C, 3)."""
         places = self.places(values, keys_seen)
         found = colours_of(places, self.ramp)
-        page = self.ramp[round(len(self.ramp) * 0.5) if self.ramp is SIGNED_RAMP else 0]
+        page = self.ramp[len(self.ramp) // 2 if self._signed else 0]
         faded = found[:, : self.skip_first] * FADED + page * (1 - FADED)
         found[:, : self.skip_first] = np.rint(faded).astype(np.uint8)
         found[hidden | np.isnan(places)] = HIDDEN
         return found
 
 
-def shade(share: float) -> Style:
+def shade(share: float, *, few: bool = False) -> Style:
     """The style of a number that stands so far between the smallest, 0, and the largest, 1."""
-    return style_on(colours_of(np.array(share), RAMP))
+    return style_on(colours_of(np.array(share), FEW_RAMP if few else RAMP))
 
 
 def style_on(colour: Colours) -> Style:

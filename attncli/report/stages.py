@@ -136,7 +136,8 @@ class StageView:
         is_weights = stage is Stage.WEIGHTS
         skipped = self.skip_first if stage.over_keys else 0
         scale = self.scale if is_weights else None
-        return Shading.of(values, scale, self.problem.sizes.k_len, skipped)
+        few = self.printer.has_few_colors
+        return Shading.of(values, scale, self.problem.sizes.k_len, skipped, few=few)
 
     def tokens(self, batch: int, length: int) -> list[str] | None:
         """Labels that can be printed, where there is one per position."""

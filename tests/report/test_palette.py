@@ -9,6 +9,7 @@ from attncli.report.palette import (
     Theme,
     colours_of,
     diverging,
+    few_colours,
     hexes,
     oklab,
     sequential,
@@ -106,3 +107,15 @@ def test_values_find_their_colours() -> None:
     assert text_on(ramp[[0, 255]]).tolist() == [True, False]
     assert hexes(ramp)[:6] == "fbfaf4"
     assert len(hexes(ramp)) == 6 * 256
+
+
+def test_ramps_of_256_colours_run_one_way_in_lightness() -> None:
+    rising = lightness(few_colours(signed=False) / 255)
+    assert (np.diff(rising) >= 0).all()
+    signed = lightness(few_colours(signed=True) / 255)
+    middle = len(signed) // 2
+    assert (np.diff(signed[:middle]) <= 0).all()
+    assert (np.diff(signed[middle:]) >= 0).all()
+    below, above = few_colours(signed=True)[[100, 155]].astype(int)
+    assert below[2] > below[0]
+    assert above[0] > above[2]
