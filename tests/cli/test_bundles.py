@@ -154,6 +154,25 @@ def test_descriptive_keys_do_not_warn_and_near_misses_do(save: Save) -> None:
     assert "was 'left_window' meant?" in said
 
 
+def test_labels_of_another_entry_and_from_a_key_on(save: Save) -> None:
+    """A cache holds the last keys of a text whose tokens are said once."""
+    said = {"tokens": {"labels": list("abcdefghij")}}
+    from_the_fourth = {"labels": "tokens", "labels_from": 3}
+    save(said | {"l0": from_the_fourth, "l1": {"labels": "tokens"}, "l2": {"labels": "nobody"}})
+    words = "compute b.safetensors --stage weights --group"
+    assert re.search("d +e +f +g +h +i", run(f"{words} l0").out)
+    for group in ("l1", "l2"):  # ten tokens are none of six keys
+        assert not re.search("a +b +c", run(f"{words} {group}").out)
+
+
+def test_a_layout_that_is_declared_is_not_doubted(save: Save) -> None:
+    few = {f"l9.{role}": np.ones((1, 3, 2, 4)) for role in "qkv"}
+    for declared, doubted in (({}, True), ({"*": {"layout": "bhsd"}}, False)):
+        save(declared, **{name.replace(".", "__"): array for name, array in few.items()})
+        for command in ("entropy", "variance", "compute", "mask"):
+            assert ("--layout bshd" in run(f"{command} b.safetensors --group l9").err) == doubted
+
+
 def test_labels_per_batch_and_for_all_groups(save: Save) -> None:
     save({"*": {"labels": [list("abcdef"), list("ghijkl")]}})
     ran = run("entropy b.safetensors --group l2 --per-key --head-index 0")
