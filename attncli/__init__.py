@@ -32,8 +32,8 @@ _HOMES = {
     "StageStatistics": "attncli.attention.stages",
     "entropy": "attncli.api",
     "Entropies": "attncli.results",
-    "mask": "attncli.api",
-    "AuditedMask": "attncli.results",
+    "mask": "attncli.masking",
+    "AuditedMask": "attncli.masking",
     "variance": "attncli.api",
     "Audited": "attncli.results",
     "Experiments": "attncli.results",
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from attncli.api import compare as compare
     from attncli.api import compute as compute
     from attncli.api import entropy as entropy
-    from attncli.api import mask as mask
     from attncli.api import recorder as recorder
     from attncli.api import variance as variance
     from attncli.attention.options import AttentionOptions as AttentionOptions
@@ -76,12 +75,13 @@ if TYPE_CHECKING:
     from attncli.errors import DataError as DataError
     from attncli.errors import ResourceError as ResourceError
     from attncli.errors import UsageError as UsageError
+    from attncli.masking import AuditedMask as AuditedMask
+    from attncli.masking import mask as mask
     from attncli.recording.capture import Capture as Capture
     from attncli.recording.recorder import CapturedGroup as CapturedGroup
     from attncli.recording.recorder import CapturedTensors as CapturedTensors
     from attncli.recording.recorder import Recorder as Recorder
     from attncli.results import Audited as Audited
-    from attncli.results import AuditedMask as AuditedMask
     from attncli.results import Checked as Checked
     from attncli.results import Computed as Computed
     from attncli.results import Entropies as Entropies

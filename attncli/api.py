@@ -18,14 +18,11 @@ from attncli.analysis.entropy import (
     thresholds_of,
     token_numbers,
 )
-from attncli.analysis.mask import SOFTMAX, sizes_of, suspicions
 from attncli.analysis.options import choice_of
 from attncli.analysis.variance import experiment_specs, experiments
 from attncli.analysis.what_if import read_changes
 from attncli.attention.check.candidate import Target, read_candidate
 from attncli.attention.check.hypotheses import check as find_mistakes
-from attncli.attention.masks.audit import audit as audit_of_mask
-from attncli.attention.masks.build import build_mask
 from attncli.attention.options import DistributionName, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import problem_of_weights
@@ -39,7 +36,6 @@ from attncli.recording.capture import Capture
 from attncli.recording.recorder import LabelRows, Recorder
 from attncli.results import (
     Audited,
-    AuditedMask,
     Checked,
     Computed,
     Entropies,
@@ -298,49 +294,6 @@ def variance(q: TensorLike = None, k: TensorLike = None, **keywords: Any) -> Any
     problem = as_problem(q, k, None, keywords, **given)
     records = tuple(audit(problem))
     return Audited(records=records, diagnoses=tuple(map(diagnosis, records)), problem=problem)
-
-
-def mask(
-    q_len: int | None = None,
-    k_len: int | None = None,
-    *,
-    batch: int | None = None,
-    heads: int | None = None,
-    **options: Any,
-) -> AuditedMask:
-    """Build a mask from options, count what it lets through, and say what it is.
-
-    >>> attncli.mask(4, causal=True, left_window=1).records[0].kept
-    7
-    >>> attncli.mask(attn_mask=numpy.tri(4, dtype=bool)).options
-    {'causal': True}
-
-    Args:
-        q_len: S_q; None for what the masks say, or S_k.
-        k_len: S_k; None for what the masks say, or S_q, or 8.
-        batch: B; None for what masks and lengths per batch say, or 1.
-        heads: H; None for what `attn_mask` says, or 1.
-        options: the fields of `AttentionOptions` that shape a mask; numbers may stand for tuples
-            of one, and lists, NumPy arrays or torch tensors for arrays.
-
-    Raises:
-        TypeError: a keyword that is no option of a mask.
-        UsageError: options that make no sense, or do not fit the sizes.
-        DataError: a mask of the wrong shape or values.
-    """
-    known = read_keywords(options, without=SOFTMAX)
-    said = {"batch": batch, "heads": heads, "q_len": q_len, "k_len": k_len}
-    built = build_mask(known, sizes_of(known, said))
-    judged = audit_of_mask(built, known)
-    return AuditedMask(
-        description=judged.description,
-        options=judged.recognition.options,
-        probably_inverted=judged.recognition.probably_inverted,
-        records=judged.records,
-        mask=built,
-        warnings=tuple(map(in_python, (*built.warnings, *suspicions(judged)))),
-        judged=judged,
-    )
 
 
 def check(

@@ -33,8 +33,7 @@ from attncli.analysis.report import by_batch, most_telling, plan_of, report_head
 from attncli.analysis.variance import CURVE_SAMPLES, CURVE_WIDTHS, experiment_specs, experiments
 from attncli.attention.check.compare import Comparison
 from attncli.attention.check.hypotheses import Check, Hypothesis
-from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit
-from attncli.attention.masks.mask import Mask
+from attncli.attention.masks.audit import audit
 from attncli.attention.problem import Cost, Problem, cost_of
 from attncli.attention.stages import Selection, Stage, StageResult, StageStatistics, select
 from attncli.attention.streaming.heads import HeadStatistics, Thresholds
@@ -47,66 +46,19 @@ from attncli.files.limits import require_memory
 from attncli.files.writer import require_folder, write_text
 from attncli.report import Language, Unit
 from attncli.report.check import check_tables
-from attncli.report.drawing import pictures, require_picture
 from attncli.report.entropy import Style, head_tables
-from attncli.report.mask import mask_tables
-from attncli.report.notebook import NotebookPrinter, html
+from attncli.report.notebook import DIGITS, Shown
 from attncli.report.page.contents import Commands, Page, PageGroup
 from attncli.report.page.page import map_budget, page_html
 from attncli.report.printer import Printer
 from attncli.report.stages import StageView, cost_line, problem_line, stage_tables, summary_table
 from attncli.report.variance import audit_tables, experiment_tables
 
-DIGITS = 4
 # Values of a stage that are listed; of more its statistics.
 MOST_VALUES = 1024
 # Heads of which a table has a line each.
 MOST_HEADS = 48
 WHERE = GroupPlace(source="tensors", group="")
-
-
-class Shown:
-    """A result that a notebook shows as the tables of its command, and that can be drawn."""
-
-    __slots__ = ()
-    drawn_by = "plots"  # the module that draws it
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._said()})"
-
-    def _repr_html_(self) -> str:
-        """The tables of the command, long ones cut."""
-        printer = NotebookPrinter()
-        return html(self._tables(printer), printer)
-
-    def plot(self, path: str | None = None) -> Any:
-        """A picture, as the command draws it: a `matplotlib.figure.Figure` that notebooks show.
-
-        Args:
-            path: where to write it, too: .png, .svg or .pdf.
-
-        Raises:
-            DataError: the place cannot be written.
-            UsageError: there is no matplotlib, or a name that says no format.
-        """
-        if path is not None:
-            require_picture(path)
-        figure = self._picture(pictures(self.drawn_by))
-        if path is not None:
-            figure.write(path)
-        return figure
-
-    def _said(self) -> str:
-        """What it is, in a few words."""
-        raise NotImplementedError
-
-    def _tables(self, printer: Printer) -> Iterator[RenderableType]:
-        """What is shown of it, from top to bottom."""
-        raise NotImplementedError
-
-    def _picture(self, plots: Any) -> Any:
-        """The picture, by the module that draws."""
-        raise NotImplementedError
 
 
 class OfProblem(Shown):
@@ -489,56 +441,6 @@ class Checked(OfProblem):
     def _picture(self, plots: Any) -> Any:
         explained = " or by ".join(one.told for one in self.mistakes)
         return plots.check_picture("attncli.check", self.comparisons, explained)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class AuditedMask(Shown):
-    """A mask, and what it lets through.
-
-    Attributes:
-        description: what the mask is, in words.
-        options: options that build it, by their names in `AttentionOptions`; None if none do.
-        probably_inverted: whether True and False have probably been exchanged.
-        records: counts, one record per batch and head; one for all where they are equal.
-        mask: the mask itself, computed block by block.
-        warnings: what was assumed, and what looks like a mistake.
-        judged: all that was found out about it.
-    """
-
-    description: str
-    options: dict[str, Any] | None
-    probably_inverted: bool
-    records: tuple[MaskRecord, ...]
-    mask: Mask
-    warnings: tuple[str, ...]
-    judged: MaskAudit
-
-    drawn_by = "mask_plots"
-
-    def visible(self, batch: int = 0, head: int = 0) -> NDArray[np.bool_]:
-        """Bool (S_q, S_k): True where the query may see the key.
-
-        Raises:
-            UsageError: there is no such batch or head.
-        """
-        sizes = self.mask.sizes
-        for name, index, size in (("batch", batch, sizes.batch), ("head", head, sizes.heads)):
-            if not 0 <= index < size:
-                raise UsageError(name, f"expected 0 to {size - 1}, got {index}")
-        seen: NDArray[np.bool_] = self.mask.head(batch, head).cells(slice(None))
-        return seen
-
-    def _said(self) -> str:
-        sizes = self.mask.sizes
-        kept = sum(record.kept for record in self.records)
-        return f"{self.description}; {sizes.q_len} queries, {sizes.k_len} keys, {kept} visible"
-
-    def _tables(self, printer: Printer) -> Iterator[RenderableType]:
-        records = [record_of(record) for record in self.records]
-        yield from mask_tables(self.mask, self.judged, None, records, None, printer, DIGITS)
-
-    def _picture(self, plots: Any) -> Any:
-        return plots.mask_picture("attncli.mask", [("", self.mask, self.judged, None)])
 
 
 def _more(records: Sequence[Any], what: str) -> Iterator[str]:

@@ -26,6 +26,7 @@ ARROWS = {
     "report": {"attention", "attncli", "columns", "errors", "files"},
     "recording": {"analysis", "attention", "columns", "errors", "files"},
     "results": {"analysis", "attention", "columns", "errors", "files", "report"},
+    "masking": {"analysis", "attention", "columns", "errors", "report"},
     "api": {"analysis", "attention", "columns", "errors", "files", "recording", "results"},
     "cli": {
         "analysis",
@@ -39,7 +40,7 @@ ARROWS = {
     },
     "columns": set(),
     "errors": set(),
-    "attncli": {"analysis", "api", "attention", "errors", "recording", "results"},
+    "attncli": {"analysis", "api", "attention", "errors", "masking", "recording", "results"},
     "__main__": {"cli"},
 }
 # Pictures are counted where they are drawn, since their size is the terminal's. Everything else

@@ -1,15 +1,18 @@
-"""Tables as a notebook shows them: those of the command line, as HTML that suits light and dark."""
+"""Results as a notebook shows them: tables of their commands, in HTML for light and dark."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from attncli.report.drawing import pictures, require_picture
 from attncli.report.printer import UNLIMITED, Printer
 
+DIGITS = 4
 WIDTH = 160
 HEIGHT = 44
 # Text has the notebook's own colours; what is shaded brings both of its own.
@@ -17,6 +20,50 @@ FRAME = (
     '<pre style="overflow-x:auto;white-space:pre;line-height:1.25;background:none;color:inherit">'
     "{code}</pre>"
 )
+
+
+class Shown:
+    """A result that a notebook shows as the tables of its command, and that can be drawn."""
+
+    __slots__ = ()
+    drawn_by = "plots"  # the module that draws it
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._said()})"
+
+    def _repr_html_(self) -> str:
+        """The tables of the command, long ones cut."""
+        printer = NotebookPrinter()
+        return html(self._tables(printer), printer)
+
+    def plot(self, path: str | None = None) -> Any:
+        """A picture, as the command draws it: a `matplotlib.figure.Figure` that notebooks show.
+
+        Args:
+            path: where to write it, too: .png, .svg or .pdf.
+
+        Raises:
+            DataError: the place cannot be written.
+            UsageError: there is no matplotlib, or a name that says no format.
+        """
+        if path is not None:
+            require_picture(path)
+        figure = self._picture(pictures(self.drawn_by))
+        if path is not None:
+            figure.write(path)
+        return figure
+
+    def _said(self) -> str:
+        """What it is, in a few words."""
+        raise NotImplementedError
+
+    def _tables(self, printer: Printer) -> Iterator[RenderableType]:
+        """What is shown of it, from top to bottom."""
+        raise NotImplementedError
+
+    def _picture(self, plots: Any) -> Any:
+        """The picture, by the module that draws."""
+        raise NotImplementedError
 
 
 class NotebookPrinter(Printer):
