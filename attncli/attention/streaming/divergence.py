@@ -46,10 +46,12 @@ from attncli.attention.streaming.tiles import (
 from attncli.attention.threads import parallel_map, single_threaded_torch
 from attncli.errors import DataError
 
-# What stands for an infinite −δ, which only keys have that B hides.
+# Its negative stands for the logits of hidden keys, of which differences are numbers then.
 _FAR = 1e30
 # A δ from which on b is all that counts of e^δ − 1 − δ, by dtype.
 _ALL = {torch.float32: 20.0, torch.float64: 45.0}
+# Of six buffers: fewer would stay in the second-level cache, and cost more calls than that spares.
+CELLS_AT_ONCE = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +167,12 @@ def _of_groups(
     hulls = [group.hull for group in groups]
     blocks = list(common_blocks(hulls, TILE_ROWS, TILE_KEYS))
 
-    def compare(block: tuple[RowBlock, ...], work: Sequence[Workspace]) -> torch.Tensor:
+    def compare(block: tuple[RowBlock, ...], work: _Scratch) -> torch.Tensor:
         return _sums_of_block(groups, rows, block, work)
 
-    def scratch() -> list[Workspace]:
-        return [Workspace.of(group) for group in groups]
+    def scratch() -> _Scratch:
+        room = groups[0].keys.new_empty(4 * CELLS_AT_ONCE)
+        return _Scratch([Workspace.of(group) for group in groups], room)
 
     found = []
     results = parallel_map(compare, blocks, scratch, groups[0].workers)
@@ -192,11 +195,19 @@ def _of_groups(
     return [RowDivergences(*head) for head in zip(kl, js, tv, lost, hides, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Buffers of one thread: those of each side's tiles, and flat ones for what they differ by."""
+
+    sides: Sequence[Workspace]
+    room: torch.Tensor
+
+
 def _sums_of_block(
     groups: Sequence[HeadGroup],
     rows: Sequence[RowStatistics],
     blocks: Sequence[RowBlock],
-    work: Sequence[Workspace],
+    work: _Scratch,
 ) -> torch.Tensor:
     """KL, JS, TV, what is lost and how many keys hide it, float64 (5, G, rows)."""
     some = slice(blocks[0].start, blocks[0].stop)
@@ -209,72 +220,95 @@ def _sums_of_block(
     sums = torch.zeros(5, *offsets[0].shape[:2], dtype=torch.float64, device=groups[0].device)
     queries = [group.shrunk_queries(some.start, some.stop) for group in groups]
     factors = [group.factor() for group in groups]
+    alike = all(group.by_interval for group in groups) and torch.equal(
+        *(group.bounds[:, some] for group in groups)
+    )
     for tiles in zip(*(block.tiles for block in blocks), strict=True):
-        logits, spare = [], []
+        logits = []
         for at, tile in enumerate(tiles):
-            logit, other = work[at].tile(groups[at], some.stop - some.start, tile.stop - tile.start)
-            score_tile(groups[at], blocks[at], tile, queries[at], factors[at], logit, work[at])
-            mark_seen(groups[at], blocks[at], tile, rows[at], logit)
+            group, block, own = groups[at], blocks[at], work.sides[at]
+            logit, _ = own.tile(group, some.stop - some.start, tile.stop - tile.start)
+            score_tile(group, block, tile, queries[at], factors[at], logit, own)
+            mark_seen(group, block, tile, rows[at], logit)
             logits.append(logit)
-            spare.append(other)
-        finite = all(
-            group.by_interval
-            and not (group.may_overflow or tile.starts_inside or tile.stops_inside)
-            for group, tile in zip(groups, tiles, strict=True)
-        )
-        sums += _divergences(logits, offsets, spare, finite=finite)
+        sums += _divergences(logits, offsets, work.room, hides=not alike)
     if any(group.sinks is not None for group in groups):
         outcome = [
             offset * 0 + (-torch.inf if group.sinks is None else group.sinks[..., None])
             for group, offset in zip(groups, offsets, strict=True)
         ]  # (G, rows, 1)
-        spare = [torch.empty_like(offset) for offset in offsets]
-        sums[:3] += _divergences(outcome, offsets, spare, finite=False)[:3]
+        room = outcome[0].new_empty(4 * outcome[0].numel())
+        sums[:3] += _divergences(outcome, offsets, room, hides=False)[:3]
     return sums
 
 
 def _divergences(
     logits: Sequence[torch.Tensor],
     offsets: Sequence[torch.Tensor],
-    spare: Sequence[torch.Tensor],
+    room: torch.Tensor,
     *,
-    finite: bool,
+    hides: bool,
 ) -> torch.Tensor:
     """What the cells of some rows add to KL, JS, TV, to what is lost and to the keys that lose it.
 
     Args:
         logits: (G, rows, keys) of both sides, −inf where a key is hidden; overwritten.
         offsets: float64 (G, rows, 1), their log-sum-exp over all outcomes.
-        spare: buffers of the same shape as the logits.
-        finite: whether no logit is infinite or NaN.
+        room: flat, scratch for four times the cells that are looked at together.
+        hides: whether B may hide keys that A sees.
 
     Returns:
         Float64 (5, G, rows).
     """
+    heads, rows, keys = logits[0].shape
+    found = offsets[0].new_zeros(5, heads * rows)
+    flat = [part.flatten(0, 1) for part in (*logits, *offsets)]
+    step = max(1, len(room) // (4 * max(1, keys)))
+    for start in range(0, heads * rows, step):
+        a, b, *sums = (part[start : start + step] for part in flat)
+        spare = room[: 4 * a.numel()].view(4, *a.shape)
+        _add_cells(found[:, start : start + step], (a, b), sums, spare, hides=hides)
+    return found.view(5, heads, rows)
+
+
+def _add_cells(
+    found: torch.Tensor,
+    logits: Sequence[torch.Tensor],
+    offsets: Sequence[torch.Tensor],
+    spare: torch.Tensor,
+    *,
+    hides: bool,
+) -> None:
+    """The same of a few rows, (rows, keys), which stay in the cache; all passes over them count."""
     (a, b), dtype = logits, logits[0].dtype
-    gone = None if finite else (torch.isneginf(b) & ~torch.isneginf(a)).to(dtype)
+    delta, distance, product, odd = spare
+    if hides:
+        gone = (torch.isneginf(b) & ~torch.isneginf(a)).to(dtype)
     # Of nearly equal logits the difference has digits that those of two logarithms have not.
-    delta = torch.sub(b, a, out=spare[0]).sub_((offsets[1] - offsets[0]).to(dtype))
-    a.sub_(offsets[0].to(dtype))
-    b.sub_(offsets[1].to(dtype))
+    torch.sub(b.clamp_(min=-_FAR), a.clamp_(min=-_FAR), out=delta)
+    delta.sub_((offsets[1] - offsets[0]).to(dtype))
+    for logit, offset in zip(logits, offsets, strict=True):
+        logit.sub_(offset.to(dtype))
     larger = exponential(torch.maximum(a, b, out=a), out=a)  # of the two weights
-    if not finite:
-        delta.nan_to_num_(0.0, _FAR, -_FAR)
     delta.clamp_(max=_ALL[dtype])
-    distance = torch.abs(delta, out=spare[1])
+    torch.abs(delta, out=distance)
     less = torch.neg(distance, out=b).expm1_()  # e^−|δ| − 1, the smaller is larger · (1 + less)
-    product = less * distance
-    rest = product + distance  # e^−|δ|·|δ|
-    odd = torch.add(distance, rest).div_(2).add_(less)  # of e^δ − 1 − δ, about |δ|³/12
-    kl = -_dot(larger, product) / 2 - _dot(larger, torch.copysign(odd, delta, out=odd))
-    tv = _dot(larger, less) / -2
+    torch.mul(less, distance, out=product)
+    torch.add(distance, product, alpha=0.5, out=odd).add_(less)  # of e^δ − 1 − δ, about |δ|³/12
+    kl = _dot(larger, torch.copysign(odd, delta, out=odd)).add_(_dot(larger, product), alpha=0.5)
+    tv = _dot(larger, less)
+    rest = product.add_(distance)  # e^−|δ|·|δ|
     halves = torch.mul(less, 0.5, out=odd).log1p_()  # ln of the mean / the larger
-    js = _dot(larger, less.add_(2).mul_(halves).add_(rest)) / -2
-    lost = (torch.zeros_like(kl),) * 2 if gone is None else (_dot(larger, gone), gone.sum(-1))
-    return torch.stack([part.to(torch.float64) for part in (kl, js, tv, *lost)])
+    js = _dot(larger, halves.mul_(less.add_(2)).add_(rest))
+    found[0] -= kl
+    found[1] -= js / 2
+    found[2] -= tv / 2
+    if hides:
+        found[3] += _dot(larger, gone)
+        found[4] += gone.sum(-1)
 
 
 def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Products of two rows of cells, summed: (G, rows, keys) twice → (G, rows)."""
+    """Products of two rows of cells, summed: (rows, keys) twice → (rows,)."""
     found: torch.Tensor = torch.linalg.vecdot(one, other)
     return found
