@@ -27,14 +27,14 @@ def record_tables(
         yield "no heads"
         return
     yield from _one_change(records)
-    said = [column for column in columns if style.shows(column, records)]
+    said = [each for each in columns if style.shows(each, records) and _tells(each, records)]
     if "label_a" not in records[0]:
         yield record_table(said, records, style.printer, digits=style.digits)
         return
     keys = [column for column in said if column.is_key]
     if not any(column.key == "head" for column in keys):
         keys.append(Column("head", "head", is_key=True))
-    others = [column for column in said if not column.is_key and _tells(column, records)]
+    others = [column for column in said if not column.is_key]
     # Behind the maximum that it belongs to, in whatever unit.
     others.sort(key=lambda column: _ORDER.get(column.key, 1))
     lines = [record | {"label": _label(record)} for record in records]
