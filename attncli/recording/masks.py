@@ -22,6 +22,8 @@ from attncli.attention.sizes import Sizes
 
 # Values looked at together.
 _PART = 1 << 22
+# Whatever is added to this leaves no weight.
+_HIDING = -1e8
 
 
 @dataclass(slots=True)
@@ -81,8 +83,8 @@ def split(mask: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]
     """
     if mask.dtype == torch.bool:
         return mask, None
-    limit = torch.finfo(mask.dtype).min / 2  # sums of two lowest values lie beyond, too
-    visible = mask > limit
+    # Sums of two lowest values lie beyond it, too, and −10⁹ with a score added.
+    visible = mask > max(torch.finfo(mask.dtype).min / 2, _HIDING)
     flat, seen = mask.reshape(-1), visible.reshape(-1)
     adds = any(
         bool(((flat[start : start + _PART] != 0) & seen[start : start + _PART]).any())

@@ -34,6 +34,7 @@ def additive(visible: torch.Tensor, hidden: float = LOWEST) -> torch.Tensor:
         (additive(CAUSAL, -math.inf), None, {"causal": True}),
         (additive(CAUSAL) + additive(CAUSAL), None, {"causal": True}),
         (additive(CAUSAL).half() * 0 + additive(CAUSAL, -65504.0).half(), None, {"causal": True}),
+        (additive(CAUSAL, -1e9) + ALIBI * 0, None, {"causal": True}),
         (torch.zeros(1, 1, S, S), None, {}),
         (torch.ones(S, S).bool(), None, {}),
         (None, torch.zeros(1, 4, S, S), {}),
