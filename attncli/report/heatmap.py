@@ -46,6 +46,8 @@ RAMP_WIDTH = 24
 BESIDE_DECIMALS = 4
 FEW_DECIMALS = 2
 HALF = "▀"
+# Stages of which each row is a key.
+OF_KEYS = (Stage.K, Stage.V)
 TENTHS = ".123456789#"
 
 
@@ -135,7 +137,7 @@ def _without_colour(
 
 def names_of_rows(stage: Stage, batch: int, view: StageView) -> list[str]:
     """A name for each row of a stage; the batch is its place among those selected."""
-    if stage in (Stage.K, Stage.V):
+    if stage in OF_KEYS:
         return view.names(batch, range(view.problem.sizes.k_len), view.problem.sizes.k_len)
     return view.names(batch, view.selection.rows, view.problem.sizes.q_len)
 
@@ -160,8 +162,9 @@ def heat_map(
     batch = view.selection.batches.index(matrix.batch)
     sizes, stage = view.problem.sizes, matrix.stage
     rows, columns = int(matrix.row_edges[-1]), int(matrix.column_edges[-1])
+    heads = {Stage.PROJECTED: "all heads"} | dict.fromkeys(OF_KEYS, f"key head {matrix.head}")
     where = [f"batch {matrix.batch}"] if sizes.batch > 1 else []
-    where += [f"head {matrix.head}"] if sizes.heads > 1 else []
+    where += [heads.get(stage, f"head {matrix.head}")] if sizes.heads > 1 else []
     place = f"   {', '.join(where)}" if where else ""
     tokens = view.tokens(batch, sizes.k_len) if stage.over_keys else None
     yield from HeatMap(
@@ -180,8 +183,7 @@ def _names_of_lines(
     matrix: PooledMatrix, rows_a_line: int, names: Sequence[str], view: StageView
 ) -> list[str]:
     """A name for each line: that of its first row, or from which to which where they are pooled."""
-    of_keys = matrix.stage in (Stage.K, Stage.V)
-    rows = range(len(names)) if of_keys else view.selection.rows
+    rows = range(len(names)) if matrix.stage in OF_KEYS else view.selection.rows
     edges = matrix.row_edges.tolist()
     found = []
     for at in range(0, len(edges) - 1, rows_a_line):

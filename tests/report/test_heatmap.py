@@ -225,6 +225,24 @@ def test_where_the_encoding_lacks_shades_weights_are_tenths(
     assert ". from -1.9 to -1.1, : to -0.37, + to 0.37, * to 1.1, # to 1.9" in signed
 
 
+def test_titles_say_whose_matrix_it_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shapes = {"x": (5, 6), "wq": (6, 8), "wk": (6, 4), "wv": (6, 4), "wo": (8, 6)}
+    for name, shape in shapes.items():
+        np.save(f"{name}.npy", np.ones(shape))
+    words = [word for name in shapes for word in (f"--{name}", f"{name}.npy")]
+    stages = ("--heads", 2, "--kv-heads", 1, "--stage", "q,k,projected", "--heatmap")
+    titles = [line for line in run("compute", *words, *stages).stdout.splitlines() if " = " in line]
+    assert titles == [
+        "q = X W_Q   head 0   (5, 4)",
+        "q = X W_Q   head 1   (5, 4)",
+        "k = X W_K   key head 0   (5, 4)",
+        "projected = concat(output) W_O   all heads   (5, 6)",
+    ]
+
+
 def test_pooling_is_said(run: Run) -> None:
     sizes = ("compute", "--q-len", 500, "--k-len", 500, "--heatmap")
     assert "each point is the mean of up to 7×4 cells" in run(*sizes).stdout
