@@ -325,7 +325,7 @@ class CompareOptions:
 
 
 def compare(
-    inputs: InputOptions, words: AttentionWords, options: CompareOptions, output: OutputOptions
+    inputs: InputOptions, words: AttentionWords, options: CompareOptions, output: PlotOptions
 ) -> None:
     """Say what a change does to every head: KL, total variation, mass lost, error of the output.
 

@@ -15,9 +15,9 @@ from attncli.analysis.options import AttentionWords, InputOptions, floats, integ
 from attncli.analysis.problems import GroupProblem, inputs_record, load_problems, params_record
 from attncli.analysis.what_if import Change, read_changes
 from attncli.attention.streaming.stream import planned_cells
-from attncli.cli.commands import CompareOptions, OutputOptions
+from attncli.cli.commands import CompareOptions, PlotOptions
 from attncli.cli.entropy_run import tokens_of
-from attncli.cli.output import fail_for, make_printer, write_result
+from attncli.cli.output import fail_for, make_printer, write_picture, write_result
 from attncli.cli.terminal import progress
 from attncli.columns import Column
 from attncli.errors import UsageError
@@ -64,7 +64,7 @@ class Sides:
 
 
 def run(
-    inputs: InputOptions, words: AttentionWords, options: CompareOptions, output: OutputOptions
+    inputs: InputOptions, words: AttentionWords, options: CompareOptions, output: PlotOptions
 ) -> None:
     """Print what is asked for, then fail where a head exceeds a limit of `--fail-on`."""
     columns = _columns(options)
@@ -103,6 +103,13 @@ def run(
     )
     for _ in compared:  # those that --top has left out count, too
         pass
+    grid = None if options.grid is None else NUMBERS[options.grid]
+    write_picture(
+        "compare",
+        (inputs, words, options, output),
+        printer,
+        lambda plots, title: plots.compare_picture(title, heads, output.unit, grid, output.digits),
+    )
     _judge(heads, limits)
 
 
@@ -137,7 +144,7 @@ def _load(
     inputs: InputOptions,
     words: AttentionWords,
     options: CompareOptions,
-    output: OutputOptions,
+    output: PlotOptions,
     printer: Printer,
 ) -> Sides:
     """Read both sides, or one and the what-ifs, and pair their groups."""

@@ -183,6 +183,35 @@ def grid_picture(title: str, records: Sequence[Record], column: Column, digits: 
         return figure
 
 
+def compare_picture(
+    title: str, records: Sequence[Record], unit: Unit, column: Column | None, digits: int
+) -> Picture:
+    """How far the heads of two sides are apart: in weights, and in output or else by KL.
+
+    Args:
+        title: what made them.
+        records: of heads; those of several changes are drawn below each other.
+        unit: of KL.
+        column: one number in the place of both; None for both.
+        digits: decimals at most.
+    """
+    if len({record["what_if"] for record in records}) > 1:
+        records = [one | {"group": f"{one['group']} {one['what_if']}".strip()} for one in records]
+    if column is not None:
+        return grid_picture(title, records, column, digits)
+    moved = Column("tv_mean", "weight that moved, mean over rows (0 to 1)")
+    right = Column(f"kl_{unit}_mean", f"KL of B from A, mean over rows ({unit})")
+    if any(record["output_rel_error"] is not None for record in records):
+        right = Column("output_rel_error", "change of the output (÷ its size)")
+    high = min(10.0, max(2.0, 0.34 * len(head_lines(records, moved))))
+    with styled():
+        figure = picture(title, 13.4, high + 1.2)
+        panels = figure.subplots(1, 2)
+        _draw_heads(panels[0], records, moved, (5.3, high), Normalize(0, 1))
+        _draw_heads(panels[1], records, right, (5.3, high), None)
+        return figure
+
+
 def rows_picture(title: str, records: Sequence[Record], unit: Unit) -> Picture:
     """Entropy along the sequence, a curve for each head where they are few, or for each group."""
     with styled():

@@ -273,6 +273,19 @@ def test_weights_before_the_mask_and_after(run: Run, drawn: list[Picture]) -> No
     np.testing.assert_allclose(values(after)[visible], masked[visible], rtol=1e-6)
 
 
+def test_what_a_change_does_to_every_head(run: Run, drawn: list[Picture]) -> None:
+    of = MINILM, "--group", "layers.0", "--what-if", "temperature=2", "--what-if", "temperature=4"
+    records = run("compare", *of, "--plot", "x.png", "-f", "json").json["data"]
+    shown = panels(drawn[0])
+    titles = ("Weight that moved, mean over rows (0 to 1)", "Change of the output (÷ its size)")
+    for title, key in zip(titles, ("tv_mean", "output_rel_error"), strict=True):
+        found = {(one["what_if"], one["head"]): one[key] for one in records}
+        expected = [[found[f"temperature={t}", head] for head in range(12)] for t in (2, 4)]
+        np.testing.assert_allclose(values(shown[title]), expected, rtol=1e-12)
+    run("compare", *of, "--grid", "kl_bits_mean", "--plot", "x.png", "-o", "out")
+    assert list(panels(drawn[1])) == ["KL (bits)"]
+
+
 def test_where_a_candidate_is_off(run: Run, drawn: list[Picture]) -> None:
     of = MINILM, "--group", "layers.0"
     run("compute", *of, "--causal", "--stage", "output", "--save", "a.npz", "-q", "-o", "out")
