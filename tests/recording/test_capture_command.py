@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from attncli.files.limits import require_disk
 from attncli.recording import capture as recording
+from attncli.recording import models as loading
 
 Run = Callable[..., Any]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "dog"]
@@ -214,6 +215,46 @@ def test_what_is_refused(
     assert said in done.stderr
     assert len(done.stderr.splitlines()) <= 2
     assert not Path("q.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "model", "code", "said"),
+    [
+        (["a.gguf", "b.gguf"], ".", 1, "expected config.json or one .gguf file in it, got 2 .gguf"),
+        (["a.bin"], "a.bin", 1, "expected a folder or a .gguf file, got another file"),
+        ([], "a.gguf", 1, "expected a folder of a model, got nothing of this name"),
+        (["a.gguf"], "a.gguf", 2, "expected gguf to be installed for GGUF, got none"),
+        (["a.gguf"], ".", 2, "pip install gguf accelerate"),
+        (["config.json"], ".", 1, "expected a model that transformers reads, got: "),
+    ],
+)
+def test_files_that_are_no_model(
+    names: list[str],
+    model: str,
+    code: int,
+    said: str,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    for name in names:
+        Path(name).write_text("no model")
+    done = run("capture", model, "--text", "a", "-o", "qkv.safetensors", code=code)
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def test_code_of_a_models_own_is_not_run(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    own = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": own}))
+    (folder / "own.py").write_text("raise SystemExit('it was run')")
+    done = run("capture", folder, "--text", "a", "-o", tmp_path / "q.safetensors", code=1)
+    assert "got one with code of its own" in done.stderr
+    assert "such code is never run" in done.stderr
 
 
 def test_half_precision_is_said(mistral: Path, run: Run, tmp_path: Path) -> None:
