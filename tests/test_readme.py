@@ -31,6 +31,10 @@ PAGES = {"README.md": README} | {
 # Not run here: they need files of the reader's own, or only stand for a command.
 OF_THE_READER = {
     'attncli capture MODEL --text "…" -o qkv.safetensors',
+    "attncli capture smollm2.gguf --ids twice.ids -o twice.safetensors",
+    "attncli entropy twice.safetensors --grid induction_score",
+    "attncli entropy twice.safetensors --group layers.18 --digits 2",
+    "attncli entropy twice.safetensors --group layers.18 --head-index 6 --per-row --digits 2",
     "attncli compute layer.safetensors --stage weights --rows 0,-1",
     "attncli mask --attn-mask mask.npy",
     "attncli entropy --weights attentions.pt",
