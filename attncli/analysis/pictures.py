@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from attncli.analysis.compute import StagesAsked
-from attncli.attention.pooling import Pool
+from attncli.attention.pooling import Pool, StageMaps
 from attncli.attention.stages import Stage
 from attncli.attention.streaming.stream import HeadRows
 
@@ -30,24 +29,6 @@ DRAWN_STAGES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StageMaps:
-    """The stages of one head, each as a map that a picture has room for.
-
-    Attributes:
-        batch, head: whose they are.
-        rows: which queries.
-        offset: position of query 0 on the key axis; None where that is not one number.
-        maps: stage → its cells; those that the mask hides are left out of what comes after it.
-    """
-
-    batch: int
-    head: int
-    rows: Sequence[int]
-    offset: int | None
-    maps: dict[Stage, Pool]
-
-
 def stage_maps(asked: StagesAsked) -> list[StageMaps]:
     """The stages of the first heads of a selection, computed anew block by block.
 
@@ -65,7 +46,7 @@ def stage_maps(asked: StagesAsked) -> list[StageMaps]:
     one = None if offset is None or len(offset) > 1 else int(offset[0])
     found = {}
     for place in itertools.product(batches, heads):
-        maps = {stage: Pool.of(*shape[2:], MOST_CELLS) for stage, shape in shapes.items()}
+        maps = {str(stage): Pool.of(*shape[2:], MOST_CELLS) for stage, shape in shapes.items()}
         found[place] = StageMaps(*place, asked.selection.rows, one, maps)
     for block in few.blocks() if stages else ():
         counted = block.real[:, None].expand(block.values.shape)

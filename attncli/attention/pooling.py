@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,6 +87,24 @@ class Pool:
     def pooled(self) -> bool:
         """Whether any rectangle is more than a cell."""
         return self.shape != self.sums.shape
+
+
+@dataclass(frozen=True, slots=True)
+class StageMaps:
+    """The stages of one head, each as a map that a picture has room for.
+
+    Attributes:
+        batch, head: whose they are.
+        rows: which queries.
+        offset: position of query 0 on the key axis; None where that is not one number.
+        maps: stage → its cells; those that the mask hides are left out of what comes after it.
+    """
+
+    batch: int
+    head: int
+    rows: Sequence[int]
+    offset: int | None
+    maps: Mapping[str, Pool]
 
 
 def edges_of(length: int, bins: int, alone: int = FIRST_ALONE) -> Edges:

@@ -16,9 +16,10 @@ from rich.console import RenderableType
 from attncli.analysis.compute import ask_stages
 from attncli.analysis.inputs import Group, load_groups
 from attncli.analysis.options import AttentionWords, InputOptions, integers, several
-from attncli.analysis.pictures import DRAWN_STAGES, MOST_HEADS, StageMaps, stage_maps
+from attncli.analysis.pictures import DRAWN_STAGES, MOST_HEADS, stage_maps
 from attncli.analysis.problems import problem_of
 from attncli.attention.options import Layout
+from attncli.attention.pooling import StageMaps
 from attncli.attention.problem import cost_of
 from attncli.attention.stages import Block, Stage, StageResult
 from attncli.attention.steps import entropy_of_weights

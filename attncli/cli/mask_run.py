@@ -145,6 +145,8 @@ def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> Non
         _compare(prepared)
         return
     mask, judged = prepared.mask, prepared.judged
+    found = [("", mask, judged, prepared.labels)]
+    prepared.draw(lambda plots, title: plots.mask_picture(title, found))
     prepared.write(
         "mask",
         columns_of(MaskRecord),
@@ -154,8 +156,6 @@ def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> Non
             mask, judged, prepared.leaks, records, prepared.labels, printer, output.digits
         ),
     )
-    found = [("", mask, judged, prepared.labels)]
-    prepared.draw(lambda plots, title: plots.mask_picture(title, found))
     prepared.judge()
 
 
@@ -258,6 +258,8 @@ def _list(kinds: Sequence[Prepared]) -> None:
     """
     first, groups = kinds[0], {name: kind for kind in kinds for name in kind.inputs.names}
     kinds = _distinct(kinds)
+    drawn = [(", ".join(one.inputs.names), one.mask, one.judged, one.labels) for one in kinds]
+    first.draw(lambda plots, title: plots.mask_picture(title, drawn))
     found = [{"groups": kind.inputs.names} | record for kind in kinds for record in _records(kind)]
     write_result(
         first.output.format,
@@ -271,8 +273,6 @@ def _list(kinds: Sequence[Prepared]) -> None:
             [(kind.inputs.names, kind.judged) for kind in kinds], first.printer
         ),
     )
-    drawn = [(", ".join(one.inputs.names), one.mask, one.judged, one.labels) for one in kinds]
-    first.draw(lambda plots, title: plots.mask_picture(title, drawn))
     for kind in kinds:
         kind.judge(f" of {shown(', '.join(kind.inputs.names), 80)}")
 
@@ -320,6 +320,14 @@ def _compare(prepared: Prepared) -> None:
             [*warnings, *(text.replace("attn_mask", "against") for text in other.warnings)]
         )
     found = compare(mask, other)
+    prepared.draw(
+        lambda plots, title: plots.comparison_picture(
+            title,
+            list(islice(difference_maps(mask, other, plots.MOST_CELLS), plots.MOST_PANELS)),
+            labels_of_batch(prepared.labels, 0),
+            against,
+        )
+    )
     names = ("cells", "differing", "only_a", "only_b", "bias_differing")
     streamed = prepared.output.format in (Format.CSV, Format.NDJSON)
     prepared.write(
@@ -328,14 +336,6 @@ def _compare(prepared: Prepared) -> None:
         map(record_of, differing_cells(mask, other) if streamed else found.first),
         {"against": against} | {name: getattr(found, name) for name in names},
         lambda records: comparison_tables(found, records, against, printer),
-    )
-    prepared.draw(
-        lambda plots, title: plots.comparison_picture(
-            title,
-            list(islice(difference_maps(mask, other, plots.MOST_CELLS), plots.MOST_PANELS)),
-            labels_of_batch(prepared.labels, 0),
-            against,
-        )
     )
     differing = found.differing + found.bias_differing
     if differing:

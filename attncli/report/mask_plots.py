@@ -15,6 +15,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, cell_counts, place
+from attncli.attention.masks.compare import DifferenceMaps
 from attncli.attention.masks.mask import Mask
 from attncli.attention.pooling import Edges, Pool
 from attncli.report.canvas import (
@@ -51,16 +52,6 @@ COMPARED = {
     "this mask alone": "#b8521a",
     "the other alone": "#35155c",
 }
-
-
-class DifferenceMaps(Protocol):
-    """Where two masks show a key, for a batch and head."""
-
-    batch: int | None
-    head: int | None
-    both: Pool
-    only_a: Pool
-    only_b: Pool
 
 
 class EffectMaps(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from attncli.attention.check.compare import Comparison
-from attncli.attention.pooling import Pool
+from attncli.attention.pooling import Pool, StageMaps
 from attncli.columns import Column
 from attncli.report import Unit
 from attncli.report.canvas import (
@@ -59,16 +59,6 @@ STAGES = {
 NAMED_CURVES = 16
 SMALLEST_RATIO = 1e-3  # of an error to what is allowed, on a logarithmic axis
 BINS = 20
-
-
-class StageMaps(Protocol):
-    """The stages of one head, each as a map, in the order of computation."""
-
-    batch: int
-    head: int
-    rows: Sequence[int]
-    offset: int | None
-    maps: Mapping[str, Pool]
 
 
 # ── stages ───────────────────────────────────────────────────────────────────────────────────
