@@ -32,17 +32,11 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionArguments:
-    """What shapes attention for one group.
+    """What shapes attention for one group."""
 
-    Attributes:
-        options: ready for the mathematics.
-        files: option → the file that it was read from, for the record.
-        warnings: what the reader of the results should know.
-    """
-
-    options: AttentionOptions
-    files: dict[str, str]
-    warnings: tuple[str, ...] = ()
+    options: AttentionOptions  # ready for the mathematics
+    files: dict[str, str]  # option → the file that it was read from, for the record
+    warnings: tuple[str, ...] = ()  # what the reader of the results should know
 
 
 def read_arguments(

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from attncli.attention import stages as attention_stages
-from attncli.attention.pooled_stages import PooledMatrix, pool_blocks
 from attncli.attention.pooling import FIRST_ALONE, edges_of
 from attncli.attention.problem import Problem
 from attncli.attention.stages import (
     Block,
+    PooledMatrix,
     Selection,
     Stage,
     StageResult,
     blocks_of,
+    pool_blocks,
     select,
     shape_of,
     stages_of,
@@ -29,19 +30,12 @@ _WORKING_ARRAYS = 8
 
 @dataclass(frozen=True, slots=True)
 class StagesAsked:
-    """Stages of a problem, and for which of its batches, heads and queries.
+    """Stages of a problem, and for which of its batches, heads and queries."""
 
-    Attributes:
-        problem: what to compute.
-        selection: for which batches, heads and rows.
-        stages: in the order of computation.
-        output_projection: needed for the stage `projected` alone.
-    """
-
-    problem: Problem
-    selection: Selection
-    stages: tuple[Stage, ...]
-    output_projection: OutputProjection | None = None
+    problem: Problem  # what to compute
+    selection: Selection  # for which batches, heads and rows
+    stages: tuple[Stage, ...]  # in the order of computation
+    output_projection: OutputProjection | None = None  # needed for the stage `projected` alone
 
     def blocks(self, *stages: Stage) -> Iterator[Block]:
         """The stages, or some of them, block by block."""

@@ -40,30 +40,21 @@ PROJECTION_OPTIONS = ("x", "wq", "wk", "wv", "wo", *BIASES)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Q, K and V that belong together, as they came.
+    """Q, K and V that belong together, as they came."""
 
-    Attributes:
-        source: the file they came from, "example" or "random"; None where there are several.
-        name: the group's name in its bundle; "" for none.
-        tensors: "q", "k" and where given "v", in the rank and dtype they came in.
-        described: the `inputs` of the record: role → source, shape, dtype.
-        declared: options that the bundle declares for this group, by their names.
-        labels: a token per position, one row of them for all batches or one per batch; None for
-            none.
-        seed: what random tensors were drawn from; None for others.
-        output_projection: where W_O is given.
-        warnings: what the reader of the results should know.
-    """
-
+    # The file they came from, "example" or "random"; None where there are several.
     source: str | None
-    name: str
+    name: str  # the group's name in its bundle; "" for none
+    # "q", "k" and where given "v", in the rank and dtype they came in.
     tensors: dict[str, torch.Tensor]
-    described: dict[str, dict[str, Any]]
+    described: dict[str, dict[str, Any]]  # the `inputs` of the record: role → source, shape, dtype
+    # Options that the bundle declares for this group, by their names.
     declared: dict[str, Any] = field(default_factory=dict)
+    # A token per position, one row of them for all batches or one per batch; None for none.
     labels: Labels | None = None
-    seed: int | None = None
-    output_projection: OutputProjection | None = None
-    warnings: tuple[str, ...] = ()
+    seed: int | None = None  # what random tensors were drawn from; None for others
+    output_projection: OutputProjection | None = None  # where W_O is given
+    warnings: tuple[str, ...] = ()  # what the reader of the results should know
 
     @property
     def source_name(self) -> str:

@@ -35,21 +35,16 @@ _OF_KEYS = ("batch", "k_len")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskInputs:
-    """What files of Q and K say of a mask; their data are not read.
+    """What files of Q and K say of a mask; their data are not read."""
 
-    Attributes:
-        groups: those that have this mask, their tensors and labels; empty without files.
-        lengths: "batch", "heads", "q_len", "k_len"; empty without files.
-        declared: options that a bundle declares and that count.
-        warnings: what the reader of the results should know.
-        mask: what weights show; None without weights.
-    """
-
+    # Those that have this mask, their tensors and labels; empty without files.
     groups: tuple[FileGroup, ...] = ()
+    # "batch", "heads", "q_len", "k_len"; empty without files.
     lengths: dict[str, int] = field(default_factory=dict)
+    # Options that a bundle declares and that count.
     declared: dict[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    mask: NDArray[np.bool_] | None = None
+    warnings: tuple[str, ...] = ()  # what the reader of the results should know
+    mask: NDArray[np.bool_] | None = None  # what weights show; None without weights
 
     @property
     def place(self) -> str:

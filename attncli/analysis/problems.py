@@ -27,17 +27,11 @@ from attncli.files.text import shown
 
 @dataclass(frozen=True, slots=True)
 class GroupProblem:
-    """The checked problem of a group, and what it was made of.
+    """The checked problem of a group, and what it was made of."""
 
-    Attributes:
-        group: Q, K and V as they came, or weights.
-        arguments: what shapes their attention.
-        problem: both, checked.
-    """
-
-    group: Group
-    arguments: AttentionArguments
-    problem: Problem
+    group: Group  # Q, K and V as they came, or weights
+    arguments: AttentionArguments  # what shapes their attention
+    problem: Problem  # both, checked
 
     @property
     def warnings(self) -> list[str]:

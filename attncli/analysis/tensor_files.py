@@ -44,15 +44,10 @@ Labels = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldTensor:
-    """A tensor of a bundle that is the value of an option, not read yet.
+    """A tensor of a bundle that is the value of an option, not read yet."""
 
-    Attributes:
-        file: the bundle.
-        name: of the tensor.
-    """
-
-    file: TensorFile = field(compare=False)
-    name: str
+    file: TensorFile = field(compare=False)  # the bundle
+    name: str  # of the tensor
 
     @property
     def source(self) -> str:
@@ -66,26 +61,19 @@ class HeldTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileGroup:
-    """Tensors that belong together, not read yet.
+    """Tensors that belong together, not read yet."""
 
-    Attributes:
-        source: the file they are in; None for files of one tensor each.
-        name: the group's name in its file; "" for none.
-        roles: "q", "k", "v", those that are there, or "weights" → file and header.
-        declared: options that the bundle declares for this group, by their names: in its metadata,
-            for all groups or this one, and as tensors of the group or of the bundle.
-        labels: a token per position, one row of them for all batches or one per batch; None for
-            none.
-        warns: whether it speaks for its files: of a bundle the first group does.
-        layer: which of the first axis of its tensors; None where there is none of layers.
-    """
-
-    source: str | None
-    name: str
+    source: str | None  # the file they are in; None for files of one tensor each
+    name: str  # the group's name in its file; "" for none
+    # "q", "k", "v", those that are there, or "weights" → file and header.
     roles: dict[str, tuple[TensorFile, TensorHeader]]
+    # Options that the bundle declares for this group, by their names: in its metadata, for all
+    # groups or this one, and as tensors of the group or of the bundle.
     declared: dict[str, Any] = field(default_factory=dict)
+    # A token per position, one row of them for all batches or one per batch; None for none.
     labels: Labels | None = None
-    warns: bool = True
+    warns: bool = True  # whether it speaks for its files: of a bundle the first group does
+    # Which of the first axis of its tensors; None where there is none of layers.
     layer: int | None = None
 
     @property

@@ -72,20 +72,14 @@ class MapShape:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to keep of every head.
+    """What to keep of every head."""
 
-    Attributes:
-        bins: of queries and of keys, at most.
-        encoding: of the weights.
-        with_largest: whether the largest weight of each block is kept beside the mean.
-        thumbnail_bins: of coarse maps of all heads; None where all have the same maps.
-        detailed: how many heads have maps of `bins` beside their thumbnails; None for all.
-    """
-
-    bins: int
-    encoding: Encoding
-    with_largest: bool
+    bins: int  # of queries and of keys, at most
+    encoding: Encoding  # of the weights
+    with_largest: bool  # whether the largest weight of each block is kept beside the mean
+    # Of coarse maps of all heads; None where all have the same maps.
     thumbnail_bins: int | None = None
+    # How many heads have maps of `bins` beside their thumbnails; None for all.
     detailed: int | None = None
 
     def bins_of(self, q_len: int, k_len: int, sink_keys: int) -> Bins:
@@ -129,26 +123,19 @@ def plan_maps(shapes: Sequence[MapShape], budget: float) -> Plan | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadMaps:
-    """Maps of some heads of one batch, float32 with a row for each head.
+    """Maps of some heads of one batch, float32 with a row for each head."""
 
-    Attributes:
-        bins: the edges of both axes.
-        mean: (H, B_q, B_k), over all cells of a block, where a hidden one counts 0, so that rows
-            keep their sum; `HIDDEN` where all of them are.
-        largest: (H, B_q, B_k), likewise the largest; `mean` itself where every block is a cell.
-        entropy: (H, B_q) in bits, mean over the queries that see a key; NaN for none.
-        mass: (H, B_k), mean weight of the keys over the queries that see them; NaN for none.
-        keys: (H, B_q), mean number of visible keys.
-        corner: (H, c, c), scaled and capped scores of the first queries and keys, before the mask;
-            None of weights.
-    """
-
-    bins: Bins
+    bins: Bins  # the edges of both axes
+    # (H, B_q, B_k), over all cells of a block, where a hidden one counts 0, so that rows keep their
+    # sum; `HIDDEN` where all of them are.
     mean: Floats
+    # (H, B_q, B_k), likewise the largest; `mean` itself where every block is a cell.
     largest: Floats
-    entropy: Floats
-    mass: Floats
-    keys: Floats
+    entropy: Floats  # (H, B_q) in bits, mean over the queries that see a key; NaN for none
+    mass: Floats  # (H, B_k), mean weight of the keys over the queries that see them; NaN for none
+    keys: Floats  # (H, B_q), mean number of visible keys
+    # (H, c, c), scaled and capped scores of the first queries and keys, before the mask; None of
+    # weights.
     corner: Floats | None
 
     @property

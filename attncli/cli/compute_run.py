@@ -32,9 +32,8 @@ from attncli.cli.explain import (
     shapes_table,
     steps_of,
 )
-from attncli.cli.heatmap import heat_maps
 from attncli.cli.output import make_printer, write_picture, write_result
-from attncli.cli.stages import GroupStages, opening, view_of
+from attncli.cli.stages import GroupStages, heat_maps, opening, view_of
 from attncli.errors import AttncliError, UsageError
 from attncli.files.limits import require_memory
 from attncli.files.writer import TensorSaver

@@ -1,9 +1,10 @@
-"""What every way to show stages has in common: the groups asked for, and what stands above them."""
+"""Stages as `compute` shows them: what stands above them in every form, and pictures of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from rich.console import RenderableType
@@ -13,6 +14,15 @@ from attncli.analysis.compute import StagesAsked
 from attncli.analysis.problems import GroupProblem
 from attncli.cli.commands import ComputeOptions, OutputOptions
 from attncli.files.text import shown
+from attncli.report import Pooling
+from attncli.report.heatmap import (
+    FEWEST_LINES,
+    FRAME_LINES,
+    MOST_LINES,
+    canvas_for,
+    heat_map,
+    names_of_rows,
+)
 from attncli.report.printer import Printer, heading
 from attncli.report.stages import StageView, problem_line
 
@@ -77,3 +87,37 @@ def _told(value: Any) -> str:
         return f"{value:g}" if isinstance(value, float) else str(value)
     more = f",… ({len(value)})" if len(value) > 8 else ""
     return ",".join(f"{part:g}" for part in value[:8]) + more
+
+
+def heat_maps(
+    asked: list[GroupStages], options: ComputeOptions, output: OutputOptions, printer: Printer
+) -> Iterator[RenderableType]:
+    """Pictures of stages: a terminal has lines for some heads of each, elsewhere all are drawn."""
+    pictures = [(one, stage) for one in asked for stage in one.asked.stages]
+    share = max(FEWEST_LINES + FRAME_LINES, MOST_LINES // len(pictures))
+    largest = options.pool is Pooling.MAX
+    used = left = 0
+    before: GroupStages | None = None
+    for one, stage in pictures:
+        view = view_of(one, options, output, printer)
+        batches, heads, rows, columns = one.asked.results()[stage].shape
+        names = names_of_rows(stage, 0, view)
+        canvas = canvas_for(rows, columns, names, output.digits, printer, lines=share)
+        fitting = batches * heads
+        if printer.on_terminal:
+            fits = not used or used + canvas.lines <= MOST_LINES
+            fitting = min(fitting, max(1, share // canvas.lines)) if fits else 0
+        if fitting and one is not before:
+            yield from ([""] if before else [])
+            yield from opening(one, printer)
+            before = one
+        points = canvas.rows, canvas.columns
+        pooled = one.asked.pooled(stage, *points, largest=largest, alone=options.skip_first)
+        for matrix in islice(pooled, fitting):
+            yield ""
+            yield from heat_map(matrix, canvas, view, largest=largest)
+        used += fitting * canvas.lines
+        left += batches * heads - fitting
+    if left:
+        yield ""
+        yield f"{left} more not drawn: --group, --head-index, --batch-index, --stage"

@@ -18,8 +18,7 @@ from rich.console import RenderableType
 from rich.segment import Segment, Segments
 from rich.style import Style
 
-from attncli.attention.pooled_stages import PooledMatrix
-from attncli.attention.stages import Stage
+from attncli.attention.stages import PooledMatrix, Stage
 from attncli.report import ColourScale
 from attncli.report.explanation import formula
 from attncli.report.printer import Printer, heading

@@ -55,17 +55,11 @@ class RowSample:
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """How well a variant explains the candidates on some rows.
+    """How well a variant explains the candidates on some rows."""
 
-    Attributes:
-        sums: the errors of each candidate.
-        differs: whether the variant differs from what is right by more than the tolerance.
-        plausible: whether nothing beside the errors speaks against it.
-    """
-
-    sums: Sequence[ErrorSums]
-    differs: bool
-    plausible: bool = True
+    sums: Sequence[ErrorSums]  # the errors of each candidate
+    differs: bool  # whether the variant differs from what is right by more than the tolerance
+    plausible: bool = True  # whether nothing beside the errors speaks against it
 
     @property
     def max_abs_error(self) -> float:
@@ -96,25 +90,16 @@ class FitResult:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that mistakes are judged by.
+    """Everything that mistakes are judged by."""
 
-    Attributes:
-        base: what is right.
-        candidates: what is to be explained.
-        sample, quick_rows: the rows that mistakes are tried on, and a few on which most fail.
-        complete: whether the sample holds every row, so that nothing is left to confirm.
-        tolerance: how far off is still right.
-        off: int64 (B, H, S_q), mismatches of each row; 1 where nothing is known of them.
-        heads: bool (H,), the heads that are to be explained, others being right; None for all.
-    """
-
-    base: Variant
-    candidates: Sequence[Candidate]
-    sample: RowSample
+    base: Variant  # what is right
+    candidates: Sequence[Candidate]  # what is to be explained
+    sample: RowSample  # the rows that mistakes are tried on, and a few on which most fail
     quick_rows: RowSample
-    complete: bool
-    tolerance: Tolerance
-    off: torch.Tensor
+    complete: bool  # whether the sample holds every row, so that nothing is left to confirm
+    tolerance: Tolerance  # how far off is still right
+    off: torch.Tensor  # int64 (B, H, S_q), mismatches of each row; 1 where nothing is known of them
+    # Bool (H,), the heads that are to be explained, others being right; None for all.
     heads: torch.Tensor | None = None
     # What is right for the parts of the sample: every mistake is held against it.
     _right: dict[Part, Expected] = field(init=False, default_factory=dict, repr=False)

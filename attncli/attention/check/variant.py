@@ -58,15 +58,11 @@ class HalfPrecision:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How numbers were kept.
+    """How numbers were kept."""
 
-    Attributes:
-        dtype: what they were rounded to, to nearest.
-        shared: axes over which the largest |number| was scaled to the largest of the dtype; None
-            for numbers that were rounded as they are.
-    """
-
-    dtype: torch.dtype
+    dtype: torch.dtype  # what they were rounded to, to nearest
+    # Axes over which the largest |number| was scaled to the largest of the dtype; None for numbers
+    # that were rounded as they are.
     shared: tuple[int, ...] | None = None
 
     def rounded(self, x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
@@ -86,26 +82,16 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary position embedding (RoPE): pairs of entries turned by angles that grow with position.
+    """Rotary position embedding (RoPE): pairs of entries turned, the further the later."""
 
-    Attributes:
-        base: θ of the angles p·θ^(−2i/width).
-        interleaved: entries 2i and 2i + 1 make a pair, not i and i + width/2.
-        share: of the entries of a query or key that are turned, the first ones.
-        offset: position of query 0, one per batch or one for all.
-        queries, keys: which of both are turned.
-        backwards: turned back, by −p.
-        in_own_dtype: computed in the dtype of the tensor, rounded at each step.
-    """
-
-    base: float
-    interleaved: bool
-    offset: tuple[int, ...]
-    share: float = 1.0
-    queries: bool = True
-    keys: bool = True
-    backwards: bool = False
-    in_own_dtype: bool = False
+    base: float  # θ of the angles p·θ^(−2i/width)
+    interleaved: bool  # entries 2i and 2i + 1 make a pair, not i and i + width/2
+    offset: tuple[int, ...]  # position of query 0, one per batch or one for all
+    share: float = 1.0  # of the entries of a query or key that are turned, the first ones
+    queries: bool = True  # whether they are turned
+    keys: bool = True  # likewise
+    backwards: bool = False  # turned back, by −p
+    in_own_dtype: bool = False  # computed in the dtype of the tensor, rounded at each step
 
     def of_queries(self, q: torch.Tensor, rows: torch.Tensor, batch: slice) -> torch.Tensor:
         """Queries (b, h, R, d_k) at rows int64 (R,), turned if they are to be."""
@@ -137,36 +123,26 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to compute attention, right or wrong.
+    """One way to compute attention, right or wrong."""
 
-    Attributes:
-        problem: its mask lies on the device already.
-        options: what the problem's mask was built from.
-        softmax: what the softmax sums over.
-        cap_after_mask: the soft cap is applied to masked logits, so that hidden keys get weight.
-        heads_averaged: every head uses the mean of all heads' weights.
-        value_heads: the value head of each query head; None for the right ones.
-        layout_error: how the candidate's output was laid out wrongly; None if it was not.
-        half_precision: where scores were rounded to half precision; None for nowhere.
-        fill: what stood in the place of hidden logits; None for −∞.
-        late_scale: the scale multiplies the weights in the place of the scores.
-        base_2: the log-sum-exp is log₂ Σ 2^…, 1/ln 2 times the natural one.
-        rotation: how queries and keys were turned before the product; None if they were not.
-        result: how outputs and weights lost digits when they were stored; None if they did not.
-    """
-
-    problem: Problem
-    options: AttentionOptions
-    softmax: SoftmaxOver = SoftmaxOver.KEYS
+    problem: Problem  # its mask lies on the device already
+    options: AttentionOptions  # what the problem's mask was built from
+    softmax: SoftmaxOver = SoftmaxOver.KEYS  # what the softmax sums over
+    # The soft cap is applied to masked logits, so that hidden keys get weight.
     cap_after_mask: bool = False
-    heads_averaged: bool = False
+    heads_averaged: bool = False  # every head uses the mean of all heads' weights
+    # The value head of each query head; None for the right ones.
     value_heads: tuple[int, ...] | None = None
+    # How the candidate's output was laid out wrongly; None if it was not.
     layout_error: LayoutError | None = None
+    # Where scores were rounded to half precision; None for nowhere.
     half_precision: HalfPrecision | None = None
-    fill: float | None = None
-    late_scale: bool = False
-    base_2: bool = False
+    fill: float | None = None  # what stood in the place of hidden logits; None for −∞
+    late_scale: bool = False  # the scale multiplies the weights in the place of the scores
+    base_2: bool = False  # the log-sum-exp is log₂ Σ 2^…, 1/ln 2 times the natural one
+    # How queries and keys were turned before the product; None if they were not.
     rotation: Rotation | None = None
+    # How outputs and weights lost digits when they were stored; None if they did not.
     result: Storage | None = None
     # Column sums of a softmax over queries need every row: found once. Not copied by `replace`.
     _columns: dict[tuple[int, int], torch.Tensor] = field(

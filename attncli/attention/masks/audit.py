@@ -32,23 +32,17 @@ _LISTED = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recognition:
-    """What one batch and head of a mask is.
+    """What one batch and head of a mask is."""
 
-    Attributes:
-        description: in words.
-        pattern: gives exactly the cells, in the fewest numbers; None where no known pattern does.
-        buildable: likewise, and options build it; None where no options do.
-        inverse: gives exactly the hidden cells, where that is the likelier intention or the only
-            pattern there is; None elsewhere.
-        nearest: the known pattern that differs in the fewest cells, where none is exact.
-        view: the batch and head.
-    """
-
-    description: str
-    view: HeadMask
+    description: str  # in words
+    view: HeadMask  # the batch and head
+    # Gives exactly the cells, in the fewest numbers; None where no known pattern does.
     pattern: Pattern | None = None
-    buildable: Pattern | None = None
+    buildable: Pattern | None = None  # likewise, and options build it; None where no options do
+    # Gives exactly the hidden cells, where that is the likelier intention or the only pattern there
+    # is; None elsewhere.
     inverse: Pattern | None = None
+    # The known pattern that differs in the fewest cells, where none is exact.
     nearest: Nearest | None = None
 
     @property
@@ -64,17 +58,13 @@ class Recognition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskRecognition:
-    """What a mask is as a whole.
+    """What a mask is as a whole."""
 
-    Attributes:
-        description: in words, of all batches and heads together.
-        options: options, by their names in AttentionOptions, that build it for its number of
-            batches; None if none do, or if its heads differ.
-        parts: batch (None where all are alike), head (likewise), and what each of them is.
-    """
-
-    description: str
+    description: str  # in words, of all batches and heads together
+    # Options, by their names in AttentionOptions, that build it for its number of batches; None if
+    # none do, or if its heads differ.
     options: dict[str, Any] | None
+    # Batch (None where all are alike), head (likewise), and what each of them is.
     parts: tuple[tuple[int | None, int | None, Recognition], ...]
 
     @property
@@ -105,40 +95,30 @@ class MaskRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddedValues:
-    """The numbers of an additive mask.
+    """The numbers of an additive mask."""
 
-    Attributes:
-        counts: how often each stands in the mask as given, in ascending order; None where there
-            are more than 16.
-        minimum, maximum: of the finite ones; None where there are none.
-        hidden: number of cells that hold −inf.
-    """
-
+    # How often each stands in the mask as given, in ascending order; None where there are more than
+    # 16.
     counts: dict[float, int] | None
-    minimum: float | None
+    minimum: float | None  # of the finite ones; None where there are none
     maximum: float | None
-    hidden: int
+    hidden: int  # number of cells that hold −inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskAudit:
-    """A whole mask.
+    """A whole mask."""
 
-    Attributes:
-        records: one per batch and head that are not equal to the others along their axis.
-        description: what the mask is as a whole, in words; where rows hold nothing but values
-            that were probably meant to hide, in both readings.
-        recognition: what it is as it stands.
-        lenient: what it is if the numbers that hide beside others hide also in rows of nothing
-            else; None where there are no such rows.
-        added: the numbers that a mask file adds; None for none.
-    """
-
+    # One per batch and head that are not equal to the others along their axis.
     records: tuple[MaskRecord, ...]
+    # What the mask is as a whole, in words; where rows hold nothing but values that were probably
+    # meant to hide, in both readings.
     description: str
-    recognition: MaskRecognition
+    recognition: MaskRecognition  # what it is as it stands
+    # What it is if the numbers that hide beside others hide also in rows of nothing else; None
+    # where there are no such rows.
     lenient: MaskRecognition | None
-    added: AddedValues | None
+    added: AddedValues | None  # the numbers that a mask file adds; None for none
 
 
 def audit(mask: Mask, options: AttentionOptions | None = None, *, named: int = 10) -> MaskAudit:
@@ -408,18 +388,13 @@ def _shape(p: Pattern) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CellCounts:
-    """Visible cells of a mask too large to show cell by cell, summed over rectangles.
+    """Visible cells of a mask too large to show cell by cell, summed over rectangles."""
 
-    Attributes:
-        query_edges: int64 (rows + 1,); row r of the grid holds the queries from the r-th edge up
-            to, without, the next.
-        key_edges: int64 (columns + 1,), likewise for the keys.
-        counts: int64 (rows, columns), visible cells in each rectangle.
-    """
-
+    # Int64 (rows + 1,); row r of the grid holds the queries from the r-th edge up to, without, the
+    # next.
     query_edges: NDArray[np.int64]
-    key_edges: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    key_edges: NDArray[np.int64]  # int64 (columns + 1,), likewise for the keys
+    counts: NDArray[np.int64]  # int64 (rows, columns), visible cells in each rectangle
 
     @property
     def sizes(self) -> NDArray[np.int64]:

@@ -50,20 +50,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskComparison:
-    """Where two masks differ; cells along axes on which both are alike count once.
+    """Where two masks differ; cells along axes on which both are alike count once."""
 
-    Attributes:
-        cells: number of cells compared.
-        only_a, only_b: number of cells visible in one mask alone.
-        bias_differing: number of cells visible in both to which different numbers are added.
-        first: the first cells that differ, in order of batch, head, query and key.
-    """
-
-    cells: int
-    only_a: int
+    cells: int  # number of cells compared
+    only_a: int  # cells visible in one mask alone
     only_b: int
-    bias_differing: int
-    first: tuple[Cell, ...]
+    bias_differing: int  # number of cells visible in both to which different numbers are added
+    first: tuple[Cell, ...]  # the first cells that differ, in order of batch, head, query and key
 
     @property
     def differing(self) -> int:
@@ -73,32 +66,21 @@ class MaskComparison:
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Cells that a mask shows although a declared rule hides them.
+    """Cells that a mask shows although a declared rule hides them."""
 
-    Attributes:
-        rule: a name of `RULES`, or the description of a whole pattern.
-        cells: number of such cells.
-        first: the first of them; `a` is the mask's visibility, `b` the rule's.
-    """
-
-    rule: str
-    cells: int
-    first: tuple[Cell, ...]
+    rule: str  # a name of `RULES`, or the description of a whole pattern
+    cells: int  # number of such cells
+    first: tuple[Cell, ...]  # the first of them; `a` is the mask's visibility, `b` the rule's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DifferenceMaps:
-    """Where two masks show a key, pooled, for a batch and head; None where all are alike.
+    """Where two masks show a key, pooled, for a batch and head; None where all are alike."""
 
-    Attributes:
-        batch, head: which.
-        both, only_a, only_b: cells visible in both masks, and in one alone.
-    """
-
-    batch: int | None
+    batch: int | None  # of both masks
     head: int | None
-    both: Pool
-    only_a: Pool
+    both: Pool  # cells visible in both masks
+    only_a: Pool  # in one alone
     only_b: Pool
 
 

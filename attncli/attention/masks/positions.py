@@ -22,14 +22,10 @@ FARTHEST = 2**53
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Documents:
-    """Packed documents, numbered from 0.
+    """Packed documents, numbered from 0."""
 
-    Attributes:
-        keys: int64 (B | 1, S_k), document of each key.
-        queries: int64 (B | 1, S_q), of each query; None where that of the key at its position is.
-    """
-
-    keys: NDArray[np.int64]
+    keys: NDArray[np.int64]  # int64 (B | 1, S_k), document of each key
+    # Int64 (B | 1, S_q), of each query; None where that of the key at its position is.
     queries: NDArray[np.int64] | None
 
     def of_queries(self, positions: NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -48,14 +44,10 @@ class Documents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Where the queries stand.
+    """Where the queries stand."""
 
-    Attributes:
-        shift: int64 (B | 1, 1 | S_q), position of query i less i.
-        start: int64 (B | 1, 1 | S_q), the first key of the axis, or of the query's document.
-    """
-
-    shift: NDArray[np.int64]
+    shift: NDArray[np.int64]  # int64 (B | 1, 1 | S_q), position of query i less i
+    # Int64 (B | 1, 1 | S_q), the first key of the axis, or of the query's document.
     start: NDArray[np.int64]
 
     def positions(self, q_len: int) -> NDArray[np.int64]:
@@ -65,15 +57,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RealCells:
-    """Which keys and queries are no padding.
+    """Which keys and queries are no padding."""
 
-    Attributes:
-        keys: bool (B | 1, S_k), True = real key.
-        query_lengths: int64 (B | 1,), queries from here on are padding.
-    """
-
-    keys: NDArray[np.bool_]
-    query_lengths: NDArray[np.int64]
+    keys: NDArray[np.bool_]  # bool (B | 1, S_k), True = real key
+    query_lengths: NDArray[np.int64]  # int64 (B | 1,), queries from here on are padding
 
 
 def read_documents(options: AttentionOptions, sizes: Sizes) -> tuple[Documents | None, list[str]]:
@@ -265,21 +252,13 @@ def _place_in_documents(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Extent:
-    """Where documents lie on one axis; int64 (documents,) each.
+    """Where documents lie on one axis; int64 (documents,) each."""
 
-    Attributes:
-        first: index of the first key or query; 0 where there are none.
-        counts: how many there are.
-        real_lengths: up to the last that is no padding.
-        real_counts: how many are no padding.
-        is_split: whether some document lies in several runs.
-    """
-
-    first: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    real_lengths: NDArray[np.int64]
-    real_counts: NDArray[np.int64]
-    is_split: bool
+    first: NDArray[np.int64]  # index of the first key or query; 0 where there are none
+    counts: NDArray[np.int64]  # how many there are
+    real_lengths: NDArray[np.int64]  # up to the last that is no padding
+    real_counts: NDArray[np.int64]  # how many are no padding
+    is_split: bool  # whether some document lies in several runs
 
     @classmethod
     def of(cls, ids: NDArray[np.int64], real: NDArray[np.bool_], count: int) -> _Extent:
