@@ -26,7 +26,7 @@ _HOMES = {
     "check": "attncli.api",
     "Checked": "attncli.results",
     "compare": "attncli.api",
-    "Compared": "attncli.analysis.compare",
+    "Compared": "attncli.results",
     "compute": "attncli.api",
     "Computed": "attncli.results",
     "StageStatistics": "attncli.attention.stages",
@@ -54,7 +54,6 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
-    from attncli.analysis.compare import Compared as Compared
     from attncli.api import capture as capture
     from attncli.api import check as check
     from attncli.api import compare as compare
@@ -83,6 +82,7 @@ if TYPE_CHECKING:
     from attncli.recording.recorder import Recorder as Recorder
     from attncli.results import Audited as Audited
     from attncli.results import Checked as Checked
+    from attncli.results import Compared as Compared
     from attncli.results import Computed as Computed
     from attncli.results import Entropies as Entropies
     from attncli.results import Experiments as Experiments

@@ -9,7 +9,7 @@ import torch
 
 from attncli.analysis.attention_arguments import TensorLike, read_keywords, stored_of, whole_numbers
 from attncli.analysis.check import require_candidates
-from attncli.analysis.compare import Compared, Pair, alternatives, compare_heads, pair_of
+from attncli.analysis.compare import Pair, alternatives, compare_heads, pair_of
 from attncli.analysis.compute import ask_stages
 from attncli.analysis.entropy import (
     ChosenHeads,
@@ -37,6 +37,7 @@ from attncli.recording.recorder import LabelRows, Recorder
 from attncli.results import (
     Audited,
     Checked,
+    Compared,
     Computed,
     Entropies,
     Experiments,

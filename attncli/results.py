@@ -14,6 +14,9 @@ import torch
 from numpy.typing import NDArray
 from rich.console import RenderableType
 
+from attncli.analysis.compare import HEAD as COMPARED
+from attncli.analysis.compare import NUMBERS_OF_HEADS as COMPARED_NUMBERS
+from attncli.analysis.compare import HeadComparison, RowComparison
 from attncli.analysis.compute import StagesAsked
 from attncli.analysis.entropy import (
     HEAD,
@@ -46,6 +49,7 @@ from attncli.files.limits import require_memory
 from attncli.files.writer import require_folder, write_text
 from attncli.report import Language, Unit
 from attncli.report.check import check_tables
+from attncli.report.compare import record_tables
 from attncli.report.entropy import Style, head_tables
 from attncli.report.notebook import DIGITS, Shown
 from attncli.report.page.contents import Commands, Page, PageGroup
@@ -441,6 +445,58 @@ class Checked(OfProblem):
     def _picture(self, plots: Any) -> Any:
         explained = " or by ".join(one.told for one in self.mistakes)
         return plots.check_picture("attncli.check", self.comparisons, explained)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Compared(Shown):
+    """What the chosen heads of one attention become in another.
+
+    Attributes:
+        heads: one per what-if, batch and head, batches first, in the order asked for.
+        rows: the rows of each of them; None unless asked for.
+        warnings: what was assumed, and what looks like a mistake.
+    """
+
+    heads: tuple[HeadComparison, ...]
+    rows: tuple[RowComparison, ...] | None
+    warnings: tuple[str, ...] = ()
+
+    def column(self, name: str) -> torch.Tensor:
+        """One number of all heads, float64 (what-ifs, batches, heads); NaN for none.
+
+        Args:
+            name: a column of `HeadComparison` that holds numbers, such as "kl_nats_mean".
+
+        Raises:
+            UsageError: it does not.
+        """
+        offered = [each.key for each in COMPARED_NUMBERS]
+        if name not in offered:
+            raise UsageError("name", f"expected one of {', '.join(offered)}, got {name!r}")
+        values = [getattr(head, name) for head in self.heads]
+        known = [math.nan if value is None else float(value) for value in values]
+        shape = [len({getattr(h, key) for h in self.heads}) for key in ("what_if", "batch", "head")]
+        return torch.tensor(known, dtype=torch.float64).reshape(shape)
+
+    def _said(self) -> str:
+        worst = max(self.heads, key=lambda head: head.tv_max or 0.0, default=None)
+        most = (
+            f"; largest TV {worst.tv_max:.4g}, head {worst.head}" if worst and worst.tv_max else ""
+        )
+        changes = list(dict.fromkeys(head.what_if for head in self.heads if head.what_if))
+        return f"{len(self.heads)} heads{''.join(f', {one}' for one in changes[:4])}{most}"
+
+    def _records(self) -> list[dict[str, Any]]:
+        return [record_of(WHERE, head) for head in self.heads]
+
+    def _tables(self, printer: Printer) -> Iterator[RenderableType]:
+        records = self._records()
+        style = Style(printer, DIGITS, Unit.BITS, {})
+        yield from record_tables(records[:MOST_HEADS], COMPARED, style)
+        yield from _more(records, "heads")
+
+    def _picture(self, plots: Any) -> Any:
+        return plots.compare_picture("attncli.compare", self._records(), Unit.BITS, None, DIGITS)
 
 
 def _more(records: Sequence[Any], what: str) -> Iterator[str]:

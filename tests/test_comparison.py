@@ -11,7 +11,8 @@ from plain_attention import Array, PlainAttention
 from test_differential import random_problem
 
 import attncli
-from attncli.analysis.compare import Compared, HeadComparison, RowComparison
+from attncli.analysis.compare import HeadComparison, RowComparison
+from attncli.results import Compared
 
 Rows = dict[str, Array]
 
@@ -191,3 +192,22 @@ def assert_nothing(found: Compared) -> None:
         assert head.top_key_agreement in (1.0, None)
         assert head.output_cosine_min in (1.0, None)
         assert head.infinite_kl_rows == 0
+
+
+def test_a_result_shows_itself() -> None:
+    rng = np.random.default_rng(0)
+    a = {role: rng.standard_normal((1, 2, 6, 4)) for role in "qkv"}
+    found = attncli.compare(a, what_if=["k-dtype=int4", "k-dtype=bfloat16"])
+    assert repr(found).startswith("Compared(4 heads, k-dtype=int4, k-dtype=bfloat16; largest TV ")
+    assert "k-dtype=bfloat16" in found._repr_html_()
+    assert found.column("tv_mean").shape == (2, 1, 2)
+    with pytest.raises(attncli.UsageError, match="expected one of queries"):
+        found.column("label_a")
+    assert found.plot().axes
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_one_of_b_and_what_if_is_needed(both: bool) -> None:
+    a = {"q": [[1.0]], "k": [[1.0]]}
+    with pytest.raises(attncli.UsageError, match="expected one of b and what_if"):
+        attncli.compare(a, a if both else None, what_if="scale=1" if both else None)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from attncli.analysis.entropy import ROWS_AT_ONCE, GroupPlace, Record
 from attncli.analysis.problems import GroupProblem
@@ -24,9 +26,10 @@ from attncli.attention.streaming.heads import head_statistics
 from attncli.attention.streaming.stream import HeadRows, Wanted
 from attncli.attention.threads import single_threaded_torch
 from attncli.columns import column, columns_of, record_of
-from attncli.errors import DataError, UsageError
+from attncli.errors import DataError
 
 LN2 = math.log(2)
+WORDS_OF_HEADS = ("what_if", "label_a", "label_b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +153,7 @@ _OF_A_HEAD = (*columns_of(GroupPlace), *columns_of(HeadComparison)[:3])
 ROW = (*_OF_A_HEAD, *columns_of(RowComparison))
 KEY = columns_of(GroupPlace, KeyComparison)
 GROUP = columns_of(GroupPlace, GroupComparison)
+NUMBERS_OF_HEADS = tuple(each for each in HEAD if not (each.is_key or each.key in WORDS_OF_HEADS))
 # Of these the smallest have changed most.
 SMALLEST_FIRST = {"top_key_agreement", "output_cosine_min", "output_cosine"}
 
@@ -163,6 +167,7 @@ class Pair:
         what_if: what B is of A; None where it came from elsewhere.
         a, b: both sides.
         selection: batches and heads to look at.
+        tokens: as of `ChosenHeads`; None where they are not known.
     """
 
     place: GroupPlace
@@ -170,6 +175,7 @@ class Pair:
     a: Problem
     b: Problem
     selection: Selection
+    tokens: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +257,8 @@ def compare_heads(
     values = [side.v for side in (pair.a, pair.b)]
     output = all(v is not None and all_finite(v) for v in values) and pair.a.dv == pair.b.dv
     of = {"batches": pair.selection.batches, "heads": pair.selection.heads}
-    for found in stream_divergences(pair.a, pair.b, Wanted(output=output), **of, advance=advance):
+    wanted = Wanted(output=output, tokens=pair.tokens)
+    for found in stream_divergences(pair.a, pair.b, wanted, **of, advance=advance):
         with single_threaded_torch(pair.a.device):
             rows = _rows(found)
             statistics = _statistics(found, rows, pair.what_if)
@@ -500,36 +507,3 @@ def key_records(worst: WorstRow, top: int, tokens: Sequence[str]) -> Iterator[Re
             change=float(change[key]),
         )
         yield record_of(pair.place, found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """What the chosen heads of one attention become in another.
-
-    Attributes:
-        heads: one per what-if, batch and head, batches first, in the order asked for.
-        rows: the rows of each of them; None unless asked for.
-        warnings: what was assumed, and what looks like a mistake.
-    """
-
-    heads: tuple[HeadComparison, ...]
-    rows: tuple[RowComparison, ...] | None
-    warnings: tuple[str, ...] = ()
-
-    def column(self, name: str) -> torch.Tensor:
-        """One number of all heads, float64 (what-ifs, batches, heads); NaN for none.
-
-        Args:
-            name: a column of `HeadComparison` that holds numbers, such as "kl_nats_mean".
-
-        Raises:
-            UsageError: it does not.
-        """
-        offered = [each.key for each in columns_of(HeadComparison)]
-        offered = [key for key in offered if key not in ("what_if", "label_a", "label_b")]
-        if name not in offered:
-            raise UsageError("name", f"expected one of {', '.join(offered)}, got {name!r}")
-        values = [getattr(head, name) for head in self.heads]
-        known = [math.nan if value is None else float(value) for value in values]
-        shape = [len({getattr(h, key) for h in self.heads}) for key in ("what_if", "batch", "head")]
-        return torch.tensor(known, dtype=torch.float64).reshape(shape)

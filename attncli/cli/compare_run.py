@@ -10,7 +10,7 @@ from typing import Any
 
 from attncli.analysis import compare as analysis
 from attncli.analysis.compare import ComparedHead, Pair, WorstRow
-from attncli.analysis.entropy import GroupPlace, Record
+from attncli.analysis.entropy import GroupPlace, Record, token_numbers
 from attncli.analysis.options import AttentionWords, InputOptions, floats, integers, several
 from attncli.analysis.problems import GroupProblem, inputs_record, load_problems, params_record
 from attncli.analysis.what_if import Change, read_changes
@@ -36,8 +36,7 @@ LIMITED = {
     "mass_lost": "mass_lost_mean",
     "output": "output_rel_error",
 }
-_WORDS = {"source", "group", "batch", "head", "what_if", "label_a", "label_b"}
-NUMBERS = {column.key: column for column in analysis.HEAD if column.key not in _WORDS}
+NUMBERS = {column.key: column for column in analysis.NUMBERS_OF_HEADS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,8 @@ def _columns(options: CompareOptions) -> Sequence[Column]:
     if options.per_row or options.summary or options.worst:
         columns = analysis.ROW if options.per_row else analysis.GROUP
         columns = analysis.KEY if options.worst else columns
-    offered = [column.key for column in columns if column.key not in _WORDS]
+    named = (*analysis.WORDS_OF_HEADS, "token")
+    offered = [one.key for one in columns if not (one.is_key or one.key in named)]
     if options.sort is not None and options.sort not in offered:
         raise UsageError("--sort", f"expected one of {', '.join(offered)}, got {options.sort!r}")
     return columns
@@ -173,7 +173,9 @@ def _load(
     for one, partner in matched:
         place = GroupPlace(source=one.group.source_name, group=one.group.name)
         sides = one.problem, partner.problem
-        pairs.append((analysis.pair_of(place, *sides, *chosen, partner.group.place), one))
+        pair = analysis.pair_of(place, *sides, *chosen, partner.group.place)
+        tokens = token_numbers(one.group.labels, one.problem)
+        pairs.append((replace(pair, tokens=tokens), one))
     return Sides(base, other, pairs, changes)
 
 

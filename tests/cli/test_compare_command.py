@@ -277,3 +277,12 @@ def test_numbers_beyond_the_range_are_said(run: Run, files: Path, tensors: Tenso
     outcome = run("compare", *given, "--what-if", "k-dtype=float16", "--format", "json")
     assert "numbers of k beyond its range became NaN or infinite" in outcome.stderr
     assert all(one["nonfinite_rows"] > 0 for one in outcome.json["data"])
+
+
+def test_labels_are_those_of_entropy(run: Run) -> None:
+    labels = [one["label"] for one in run("entropy", MINILM, "--format", "json").json["data"]]
+    found = records(run, MINILM, "--what-if", "left-window=3")
+    assert [one["label_a"] for one in found] == labels
+    words = ("--left-window", "3", "--format", "json")
+    labels = [one["label"] for one in run("entropy", MINILM, *words).json["data"]]
+    assert [one["label_b"] for one in found] == labels
