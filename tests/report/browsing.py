@@ -51,6 +51,18 @@ class Opened:
     messages: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
+    def hear_console(self, message: Any) -> None:
+        """What the page, or the browser about it, said."""
+        self.messages.append(message.text)
+
+    def hear_error(self, error: Any) -> None:
+        """What its scripts did not catch."""
+        self.messages.append(str(error))
+
+    def hear_request(self, request: Any) -> None:
+        """What it asked for."""
+        self.requests.append(request.url)
+
     def text(self, selector: str) -> str:
         """What an element says."""
         return str(self.page.locator(selector).inner_text())

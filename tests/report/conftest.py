@@ -85,33 +85,53 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
+@pytest.fixture(scope="session")
+def shared_page(browser: Any) -> Any:
+    """A page for one test after another: a context of its own costs half a second."""
+    return browser.new_context().new_page()
+
+
 @pytest.fixture
-def open_page(browser: Any) -> Iterator[Open]:
+def open_page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Open]:
     """Open a file; in the end nothing may have been said in the console, or asked of the network.
 
-    `quiet=False` leaves that out; other keywords are those of a context.
+    `quiet=False` leaves that out; `scheme` is the system's; other keywords are those of a context,
+    which is then a new one.
     """
-    contexts, watched = [], []
+    contexts: list[Any] = []
+    watched: list[tuple[Opened, str]] = []
 
-    def opened(file: Path, fragment: str = "", *, quiet: bool = True, **options: Any) -> Opened:
-        options = {"viewport": {"width": 1200, "height": 900}} | options
-        context = browser.new_context(**options)
-        contexts.append(context)
-        seen = Opened(context.new_page())
-        seen.page.on("console", lambda message: seen.messages.append(message.text))
-        seen.page.on("pageerror", lambda error: seen.messages.append(str(error)))
-        seen.page.on("request", lambda request: seen.requests.append(request.url))
-        if quiet:
-            watched.append((seen, f"{file.as_uri()}"))
-        seen.page.goto(file.as_uri() + fragment)
+    def opened(
+        file: Path, fragment: str = "", *, quiet: bool = True, scheme: str = "light", **options: Any
+    ) -> Opened:
+        if options:
+            contexts.append(browser.new_context(**options))
+            page = contexts[-1].new_page()
+        else:
+            page = request.getfixturevalue("shared_page")
+            page.goto("about:blank")
+            page.mouse.move(0, 0)
+        page.set_viewport_size({"width": 1200, "height": 900})
+        page.emulate_media(color_scheme=scheme, media="screen")
+        seen = Opened(page)
+        page.on("console", seen.hear_console)
+        page.on("pageerror", seen.hear_error)
+        page.on("request", seen.hear_request)
+        watched.append((seen, file.as_uri() if quiet else ""))
+        page.goto(file.as_uri() + fragment)
         return seen
 
     yield opened
+    for seen, _ in watched:
+        seen.page.remove_listener("console", seen.hear_console)
+        seen.page.remove_listener("pageerror", seen.hear_error)
+        seen.page.remove_listener("request", seen.hear_request)
     for context in contexts:
         context.close()
     for seen, address in watched:
-        assert seen.messages == []
-        assert [url for url in seen.requests if not url.startswith((address, "data:"))] == []
+        if address:
+            assert seen.messages == []
+            assert [url for url in seen.requests if not url.startswith((address, "data:"))] == []
 
 
 @pytest.fixture(scope="session")

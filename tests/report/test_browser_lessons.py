@@ -86,7 +86,7 @@ def test_any_cell_tells_its_arithmetic(lesson: Opened) -> None:
 
 
 def test_play_walks_through_every_cell(report: Report, open_page: Open) -> None:
-    page = open_page(report("lesson"))
+    page = open_page(report("lesson"), reduced_motion="no-preference")
     page.page.clock.install()
     page.click("#splay")
     assert page.text("#splay") == "Pause"

@@ -28,7 +28,8 @@ function buildGrid() {
   for (const g of GROUPS) {
     const own = HEADS.slice(g.first, g.first + g.heads).map(headButton);
     const rest = range(WIDEST - g.heads).map(() => cell("gridcell", ""));
-    $("grid").append(row(cell("rowheader", "gl", layerOf(g)), ...own, ...rest));
+    const name = cell(layerOf(g) ? "rowheader" : "gridcell", "gl", layerOf(g));
+    $("grid").append(row(name, ...own, ...rest));
   }
   $("grid").onkeydown = e => {
     const move = moveOf(e);
@@ -67,7 +68,7 @@ function layoutGrid() {
   $("grid").style.gridTemplateColumns = `minmax(${lead}px, max-content) repeat(${WIDEST}, ${side}px)`;
   const cells = Math.max(...GROUPS.map(g => g.small.k.count));
   $("grid").classList.toggle("fine", cells > side * (devicePixelRatio || 1));
-  const edges = $("grid").querySelectorAll("[role=rowheader]");
+  const edges = $("grid").querySelectorAll(".row ~ .row > .gl");
   GROUPS.forEach((g, i) => (edges[i].textContent = small ? g.short : layerOf(g)));
 }
 
