@@ -149,8 +149,9 @@ class Model:
         return Run("", inputs, None if ids is None or ids.ndim != 2 else self.words(ids))
 
     def _require_room(self, length: int, where: str, advice: str) -> None:
-        config = self.module.config
-        most = getattr(config, "max_position_embeddings", None)
+        if not length:
+            raise DataError(where, "expected a token at least, got none")
+        most = getattr(self.module.config, "max_position_embeddings", None)
         if isinstance(most, int) and length > most > 0:
             # Tables of positions that begin behind that of padding have two rows more.
             raise DataError(

@@ -183,6 +183,7 @@ def test_softmax_that_is_written_out_is_followed_on_demand(
             "expected some of the layers 0 to 1, got 7",
         ),
         (["MISTRAL", "--text", "a " * 65], 1, "expected at most 64 tokens, got 65"),
+        (["MISTRAL", "--text", ""], 1, "--text: expected a token at least, got none"),
         (["MISTRAL", "--text", "a", "--dtype", "int3"], 2, "--dtype: expected one of float64"),
         (["MISTRAL", "--ids", "words.txt"], 1, "(S) or (B, S) whole numbers, got other words"),
         (["MISTRAL", "--inputs", "odd.npz"], 1, "expected inputs that MistralModel takes"),
