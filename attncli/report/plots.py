@@ -545,8 +545,9 @@ def audit_picture(title: str, records: Sequence[Record]) -> Picture:
     place = np.arange(len(records))
     several = len({(record["source"], record["group"], record["batch"]) for record in records}) > 1
     names = [str(record["head"]) for record in records]
+    wide = min(13.5, max(6.1, 0.17 * len(records)))
     with styled():
-        figure = picture(title, min(16.0, max(8.6, 2.5 + 0.17 * len(records))), 5.6)
+        figure = picture(title, wide + 2.5, 5.6)
         above, below = figure.subplots(2, 1, sharex=True)
         values = [math.nan if record["var"] is None else record["var"] for record in records]
         above.plot(place, values, "o", color=PLAIN, ms=4)
@@ -563,7 +564,9 @@ def audit_picture(title: str, records: Sequence[Record]) -> Picture:
         total = np.array([r["var_all_pairs"] or math.nan for r in records], np.float64)
         for key, (name, colour) in PARTS.items():
             parts = np.array([r[key] or 0.0 for r in records], np.float64) / total
-            below.bar(place, parts, 0.86, floor, color=colour, label=name)
+            below.bar(
+                place, parts, 0.86 if len(records) < 150 else 1.0, floor, color=colour, label=name
+            )
             floor = floor + np.nan_to_num(parts)
         below.set(
             title="What it is made of, over all real pairs", ylabel="share (0 to 1)", ylim=(0, 1)
@@ -571,7 +574,7 @@ def audit_picture(title: str, records: Sequence[Record]) -> Picture:
         below.legend(
             loc="upper left", bbox_to_anchor=(0, -0.28), ncols=3, frameon=False, fontsize=8.5
         )
-        name_axis(below, "x", names, 0.17 * len(records) + 1)
+        name_axis(below, "x", names, wide)
         below.set_xlabel("head" + (", groups one after another" if several else ""))
         above.grid(axis="y")
         above.set_xlim(-0.7, len(records) - 0.3)

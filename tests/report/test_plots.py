@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -208,6 +209,10 @@ def test_parts_of_real_heads_add_up(run: Run, drawn: list[Picture]) -> None:
     assert list(above.lines[0].get_ydata()) == [record["var"] for record in records]
     first = [bar.get_height() for bar in below.containers[0]]
     assert first == [record["var_from_interaction"] / record["var_all_pairs"] for record in records]
+    assert "layers.5" in [text.get_text() for text in above.texts]
+    drawn[0].draw_without_rendering()
+    boxes = [label.get_window_extent() for label in below.get_xticklabels()]
+    assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
     totals = np.sum([[bar.get_height() for bar in bars] for bars in below.containers], axis=0)
     np.testing.assert_allclose(totals, 1, rtol=1e-9)
 
