@@ -244,6 +244,11 @@ class TestTokens:
         assert sampled["data"][0]["induction_score"] == head["induction_score"]
 
     @pytest.mark.usefixtures("bundles")
+    def test_labels_of_comparisons_know_them(self) -> None:
+        found = json.loads(run("compare b.safetensors --what-if scale=0 -f json").out)["data"]
+        assert [(head["label_a"], head["label_b"]) for head in found] == [("induction", "uniform")]
+
+    @pytest.mark.usefixtures("bundles")
     def test_without_tokens_nothing_is_said_of_them(self) -> None:
         for form in ("json", "csv", "table"):
             said = run(f"entropy c.safetensors -f {form}").out
