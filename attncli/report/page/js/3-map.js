@@ -42,8 +42,9 @@ function paint(canvas, h, view, how, scale) {
     const keys = GROUPS[h.group].visible(h.local, view, q);
     for (let k = 0; k < view.k.count; k++, i++) {
       const from = placeOf(scale.at(weights[i], keys));
-      for (let c = 0; c < 3; c++) image.data[4 * i + c] = weights[i] < 0 ? 128 : ramp[from + c];
-      image.data[4 * i + 3] = weights[i] < 0 ? 26 : k < S.skip ? 70 : 255;
+      const is = weights[i] >= 0; // otherwise masked, or not a number
+      for (let c = 0; c < 3; c++) image.data[4 * i + c] = is ? ramp[from + c] : 128;
+      image.data[4 * i + 3] = is ? (k < S.skip ? 70 : 255) : 26;
     }
   }
   [canvas.width, canvas.height] = [view.k.count, view.q.count];
