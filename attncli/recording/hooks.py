@@ -135,20 +135,19 @@ def _wrap_interface(stack: ExitStack, watch: Watch, interface: Any) -> None:
 
         def attend(module: nn.Module, *args: Any, **given: Any) -> Any:
             said = dict(zip(_INTERFACE, args, strict=False)) | given
-            q, k, v, mask = (said.pop(name, None) for name in _INTERFACE[:4])
+            q, k, v = (said.pop(name) for name in _INTERFACE[:3])
             watch.busy += 1
             try:
                 apart = kind == "eager" and q.shape[-2] * k.shape[-2] > _EAGER_CELLS
                 if apart and not said.get("output_attentions"):
-                    result = _by_rows(own, module, q, k, v, mask, said)
+                    result = _by_rows(own, module, q, k, v, said)
                 else:
                     result = own(module, *args, **given)
             finally:
                 watch.busy -= 1
             if id(module) in watch.paths:
-                output = result[0].transpose(-3, -2)
-                path = watch.paths[id(module)]
-                watch.receive(_call(kind, path, module, q, k, v, mask, said, output))
+                tensors = q, k, v, result[0].transpose(-3, -2)
+                watch.receive(_call(kind, watch.paths[id(module)], module, tensors, said))
             return result
 
         return attend
@@ -163,8 +162,7 @@ def _by_rows(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: torch.Tensor | None,
-    given: dict[str, Any],
+    said: dict[str, Any],
 ) -> tuple[torch.Tensor, None]:
     """The module's own function, some queries at a time: S_q × S_k weights are never held."""
     step, q_len, k_len = max(1, _EAGER_CELLS // k.shape[-2]), q.shape[-2], k.shape[-2]
@@ -176,30 +174,30 @@ def _by_rows(
     outputs = []
     for start in range(0, q_len, step):
         rows = slice(start, start + step)
-        some = {name: cut(value, rows) for name, value in given.items()}
-        outputs.append(own(module, q[..., rows, :], k, v, cut(mask, rows), **some)[0])
+        some = {name: cut(value, rows) for name, value in said.items()}
+        mask = some.pop("attention_mask", None)
+        outputs.append(own(module, q[..., rows, :], k, v, mask, **some)[0])
     return torch.cat(outputs, -3), None
 
 
 def _call(
-    kind: str,
-    path: str,
-    module: nn.Module,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    given: dict[str, Any],
-    output: torch.Tensor,
+    kind: str, path: str, module: nn.Module, tensors: tuple[torch.Tensor, ...], said: dict[str, Any]
 ) -> Call:
     """What a call through transformers' interface means.
 
     No mask is causal or none at all: the eager functions read nothing into it, the others ask the
     call, then the module, and a single query sees everything.
+
+    Args:
+        kind: which implementation it asked for.
+        path: of the module.
+        module: which calls.
+        tensors: q, k, v and the output.
+        said: its keywords, with the mask.
     """
-    flag = given.get("is_causal")
+    q, k, v, output = tensors
+    flag, mask = said.get("is_causal"), said.get("attention_mask")
     flag = getattr(module, "is_causal", True) if flag is None else flag
-    sinks = given.get("s_aux", given.get("sinks"))
     return Call(
         path,
         q,
@@ -207,11 +205,11 @@ def _call(
         v,
         output,
         mask=mask,
-        bias=given.get("position_bias"),
+        bias=said.get("position_bias"),
         causal=mask is None and kind != "eager" and bool(flag) and q.shape[-2] > 1,
-        scale=given.get("scaling"),
-        softcap=given.get("softcap"),
-        sinks=sinks,
+        scale=said.get("scaling"),
+        softcap=said.get("softcap"),
+        sinks=said.get("s_aux", said.get("sinks")),
     )
 
 

@@ -83,8 +83,10 @@ class Model:
     def _tokenized(
         self, name: str, texts: list[str], max_length: int | None, generates: bool
     ) -> Run:
-        tokenizer, fast = self.tokenizer, self.tokenizer.is_fast
+        tokenizer, fast = self.tokenizer, getattr(self.tokenizer, "is_fast", False)
         if len(texts) > 1 and tokenizer.pad_token is None:
+            if tokenizer.eos_token is None:
+                raise DataError("«batch»", "expected a tokenizer that can pad, got one without")
             tokenizer.pad_token = tokenizer.eos_token
         found = tokenizer(
             texts,
