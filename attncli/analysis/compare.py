@@ -260,24 +260,20 @@ def compare_heads(
     wanted = Wanted(output=output, tokens=pair.tokens)
     for found in stream_divergences(pair.a, pair.b, wanted, **of, advance=advance):
         with single_threaded_torch(pair.a.device):
-            rows = _rows(found)
-            statistics = _statistics(found, rows, pair.what_if)
+            rows, changes = _rows(found)
+            statistics = _statistics(found, rows, changes, pair.what_if)
         yield ComparedHead(pair, rows, statistics)
 
 
-def _rows(found: HeadPair) -> RowComparison:
+def _rows(found: HeadPair) -> tuple[RowComparison, _OutputRows | None]:
     a, b, between = found.a, found.b, found.rows
     infinite = (between.hides | torch.isposinf(between.kl_nats)) & ~a.empty
     kl = between.kl_nats.masked_fill(infinite, torch.inf)
-    error, cosine = None, None
-    if a.output is not None and b.output is not None:
-        one, other = a.output.to(torch.float64), b.output.to(torch.float64)  # (R, d_v)
-        lengths = [torch.linalg.vector_norm(rows, dim=-1) for rows in (one, other)]
-        error = torch.linalg.vector_norm(other - one, dim=-1) / lengths[0]
-        error = error.masked_fill((one == other).all(-1), 0.0).masked_fill(a.empty, torch.nan)
-        # Of equal rows exactly 1, and exact nearby.
-        apart = one / lengths[0][:, None] - other / lengths[1][:, None]
-        cosine = 1 - apart.square().sum(-1) / 2
+    changes = _of_outputs(a, b)
+    error = None
+    if changes is not None:
+        same = changes.off == 0
+        error = (changes.off / changes.size).masked_fill(same & ~a.empty, 0.0)
     assert a.top_key is not None
     assert b.top_key is not None
     assert a.max_logit is not None
@@ -299,11 +295,13 @@ def _rows(found: HeadPair) -> RowComparison:
         max_logit_a=a.max_logit,
         max_logit_b=b.max_logit,
         output_rel_error=error,
-        output_cosine=cosine,
-    )
+        output_cosine=None if changes is None else changes.cosine,
+    ), changes
 
 
-def _statistics(found: HeadPair, rows: RowComparison, what_if: str | None) -> HeadComparison:
+def _statistics(
+    found: HeadPair, rows: RowComparison, changes: _OutputRows | None, what_if: str | None
+) -> HeadComparison:
     a, b = (head_statistics(side) for side in (found.a, found.b))
     both = ~found.a.empty & ~found.b.empty
     finite = both & ~rows.infinite_kl
@@ -315,7 +313,6 @@ def _statistics(found: HeadPair, rows: RowComparison, what_if: str | None) -> He
     change = None
     if a.entropy_nats_mean is not None and b.entropy_nats_mean is not None:
         change = b.entropy_nats_mean - a.entropy_nats_mean
-    error, cosine = _of_outputs(found.a, found.b, rows)
     return HeadComparison(
         batch=a.batch,
         head=a.head,
@@ -341,8 +338,8 @@ def _statistics(found: HeadPair, rows: RowComparison, what_if: str | None) -> He
         max_logit_b=b.max_logit,
         label_a=a.label,
         label_b=b.label,
-        output_rel_error=error,
-        output_cosine_min=cosine,
+        output_rel_error=None if changes is None else changes.rel_error,
+        output_cosine_min=None if changes is None else changes.lowest_cosine,
         empty_rows_a=a.empty_rows,
         empty_rows_b=b.empty_rows,
         nonfinite_rows=int((both & torch.isnan(rows.js_nats)).sum()),
@@ -355,15 +352,48 @@ def _of(values: torch.Tensor, rows: torch.Tensor) -> tuple[float | None, float |
     return (float(chosen.mean()), float(chosen.max())) if len(chosen) else (None, None)
 
 
-def _of_outputs(a: HeadRows, b: HeadRows, rows: RowComparison) -> tuple[float | None, float | None]:
-    """The relative error of a head's output, and the smallest cosine of a row."""
-    if a.output is None or b.output is None or rows.output_cosine is None:
-        return None, None
-    off = float(torch.linalg.vector_norm(b.output.double() - a.output.double()))
-    size = float(torch.linalg.vector_norm(a.output.double()))
-    error = off / size if size else math.inf if off else 0.0
-    known = (a.output != 0).any(-1) & (b.output != 0).any(-1)
-    return error, float(rows.output_cosine[known].min()) if bool(known.any()) else None
+@dataclass(frozen=True, slots=True)
+class _OutputRows:
+    """What the output of each row becomes, float64 (R,).
+
+    Attributes:
+        off: ‖o_B − o_A‖.
+        size: ‖o_A‖.
+        cosine: between both; NaN where one is 0.
+    """
+
+    off: torch.Tensor
+    size: torch.Tensor
+    cosine: torch.Tensor
+
+    @property
+    def rel_error(self) -> float:
+        """‖O_B − O_A‖ / ‖O_A‖ over the rows."""
+        off, size = (float(torch.linalg.vector_norm(part)) for part in (self.off, self.size))
+        return off / size if size else math.inf if off else 0.0
+
+    @property
+    def lowest_cosine(self) -> float | None:
+        """The smallest there is."""
+        known = self.cosine[~torch.isnan(self.cosine)]
+        return float(known.min()) if len(known) else None
+
+
+def _of_outputs(a: HeadRows, b: HeadRows) -> _OutputRows | None:
+    """Some rows at a time, since their float64 is several times as large as the outputs."""
+    if a.output is None or b.output is None:
+        return None
+    parts = []
+    for pair in zip(
+        *(torch.split(side, ROWS_AT_ONCE) for side in (a.output, b.output)), strict=True
+    ):
+        one, other = (rows.to(torch.float64) for rows in pair)  # (rows, d_v)
+        sizes = [torch.linalg.vector_norm(rows, dim=-1) for rows in (one, other)]
+        off = torch.linalg.vector_norm(other - one, dim=-1)
+        # Of equal rows exactly 1, and exact nearby.
+        apart = one / sizes[0][:, None] - other / sizes[1][:, None]
+        parts.append(torch.stack([off, sizes[0], 1 - apart.square().sum(-1) / 2]))
+    return _OutputRows(*torch.cat(parts, 1))
 
 
 def row_records(compared: ComparedHead) -> Iterator[Record]:
