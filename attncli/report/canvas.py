@@ -192,6 +192,9 @@ def signed_scale(*parts: Values) -> Normalize:
     return Normalize(-(reach or 1.0), reach or 1.0)
 
 
+WEIGHT = "weight, log; page: a tenth of even"
+
+
 def weight_scale(keys: int) -> LogNorm:
     """Of weights: logarithmic, from a tenth of even attention to 1."""
     return LogNorm(0.1 / max(1, keys), 1.0, clip=True)
@@ -236,9 +239,10 @@ def name_axis(
     axis.set_ticks(places, texts, **(aslant if which == "x" and tokens else {}))  # type: ignore[arg-type]
 
 
-def room_for(names: Sequence[str]) -> float:
+def room_for(labels: Labels) -> float:
     """Inches that tokens take which stand aslant along x."""
-    return max(map(len, names), default=0) * TICK_SIZE * DIGIT * 0.82 / POINTS
+    longest = max((len(drawable(name)) for name in labels or ()), default=0)
+    return longest * TICK_SIZE * DIGIT * 0.82 / POINTS
 
 
 def print_values(
@@ -271,7 +275,6 @@ def print_values(
 
 
 def draw_scale(
-    figure: Figure,
     image: AxesImage,
     beside: Any,
     label: str,
@@ -283,7 +286,7 @@ def draw_scale(
     """What the colours of a map mean: to its right, or below it.
 
     Args:
-        figure, image: what it belongs to.
+        image: the map.
         beside: the axes that it stands at.
         label: the quantity, with its unit.
         inches: about how long it is.
@@ -291,6 +294,8 @@ def draw_scale(
         extend: whether there are values beyond its ends, which is drawn as points.
     """
     place: dict[str, Any] = {"location": "bottom", "shrink": 0.9} if below else {"aspect": 24}
+    figure = image.get_figure(root=True)
+    assert figure is not None  # it has been drawn on one
     ends = "both" if extend else "neither"
     bar = figure.colorbar(image, ax=beside, pad=0.02, extend=ends, **place)
     bar.outline.set_visible(False)

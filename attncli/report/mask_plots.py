@@ -21,6 +21,7 @@ from attncli.attention.pooling import Edges, Pool
 from attncli.report.canvas import (
     HIDDEN,
     MUTED,
+    WEIGHT,
     Labels,
     Picture,
     Values,
@@ -88,7 +89,7 @@ def mask_picture(title: str, masks: Sequence[NamedMask]) -> Picture:
             axes.set_title(drawable(f"{name} {where}".strip() or "visible: filled", 36))
             axes.set_xlabel(_counted(record), color=MUTED)
             if counts.sizes.max(initial=1) > 1:
-                _share_scale(figure, image, axes)
+                _share_scale(image, axes)
         return figure
 
 
@@ -143,16 +144,15 @@ def effect_picture(title: str, maps: EffectMaps, labels: Labels, offset: int | N
             _name_cells(axes, maps.before.row_edges, maps.before.column_edges, labels, offset)
             axes.set_title(name)
             if scale is norm:
-                label = "weight, log; page: a tenth of even"
-                draw_scale(figure, image, axes, label, 2.9, below=True)
+                draw_scale(image, axes, WEIGHT, 2.9, below=True)
             else:
-                _share_scale(figure, image, axes)
+                _share_scale(image, axes)
         return figure
 
 
 def _panels(title: str, count: int, labels: Labels) -> tuple[Picture, list[Axes]]:
     """An empty picture of so many square panels."""
-    named = room_for(pool_names(np.arange(len(labels or ()) + 1), labels))
+    named = room_for(labels)
     wide = max(5.4, 1.0 + 3.7 * count)
     figure = picture(title, wide, 4.6 + named, compress=True)
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
@@ -176,8 +176,8 @@ def _name_cells(
         axes.tick_params(which="minor", length=0)
 
 
-def _share_scale(figure: Picture, image: AxesImage, axes: Axes) -> None:
-    bar = draw_scale(figure, image, axes, "share of the cells that is visible", 2.9, below=True)
+def _share_scale(image: AxesImage, axes: Axes) -> None:
+    bar = draw_scale(image, axes, "share of the cells that is visible", 2.9, below=True)
     bar.ax.set_xlim(0, 1)
 
 

@@ -24,6 +24,7 @@ from attncli.report.canvas import (
     PLAIN,
     POINTS,
     WARM,
+    WEIGHT,
     Labels,
     Picture,
     Values,
@@ -53,7 +54,7 @@ STAGES = {
     "scaled": ("scaled = scores · scale", "logit (no unit)"),
     "capped": ("capped = c · tanh(scaled / c)", "logit (no unit)"),
     "masked": ("masked: grey is hidden", "logit (no unit)"),
-    "weights": ("weights = softmax(masked)", "weight, log; page: a tenth of even"),
+    "weights": ("weights = softmax(masked)", WEIGHT),
     "output": ("output = weights · V", "in units of V"),
 }
 NAMED_CURVES = 16
@@ -80,7 +81,7 @@ def stage_picture(
     side = 3.0 if len(heads) == 1 else 2.3
     high = side * min(2.0, max(0.3, down / max(1, across)))
     title += pooled_words(pool for head in heads for pool in head.maps.values())
-    words = room_for([drawable(name) for name in labels[0] or ()])
+    words = room_for(labels[0])
     with styled():
         size = 1.2 + (side + 0.3) * len(stages), 1.7 + (high + 0.15) * len(heads) + words
         figure = picture(title, *size, compress=True)
@@ -105,9 +106,7 @@ def stage_picture(
             reach = float(norm.vmax or 1.0)
             beyond = any(np.nanmax(np.abs(values), initial=0.0) > reach for values in means)
             told = STAGES[stage][1]
-            draw_scale(
-                figure, image, list(column), told, side * 0.9, below=True, extend=beyond and signed
-            )
+            draw_scale(image, list(column), told, side * 0.9, below=True, extend=beyond and signed)
         figure.align_titles()
         for axes, group, head, tokens in zip(grid[:, 0], groups, heads, labels, strict=True):
             queries = _query_names(head, tokens)
@@ -149,7 +148,7 @@ def entropy_picture(
     lines = len(head_lines(records, entropies))
     high = min(8.0, max(2.0, 0.34 * lines))
     with styled():
-        size = 13.4, high + 4.4 + room_for([drawable(name) for name in labels or ()])
+        size = 13.4, high + 4.4 + room_for(labels)
         figure = picture(title, *size)
         panels = figure.subplot_mosaic(
             [["entropy", "sink"], ["curves", "keys"]], height_ratios=[high, 3.0]
@@ -215,7 +214,7 @@ def keys_picture(title: str, records: Sequence[Record], labels: Labels) -> Pictu
     lines = len(_curves_of(records, "mass"))
     high = min(10.0, max(2.0, 0.3 * lines))
     with styled():
-        named = room_for([drawable(name) for name in labels or ()])
+        named = room_for(labels)
         figure = picture(title, 13.0, high + 1.5 + named)
         _draw_keys(figure.subplots(), records, labels, (10.5, high))
         return figure
@@ -270,9 +269,7 @@ def _draw_heads(
     axes.set_xlabel("head")
     heading = f"{column.heading or column.key}{f' ({column.unit})' if column.unit else ''}"
     axes.set_title(heading[:1].upper() + heading[1:])
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    draw_scale(figure, image, axes, "", inches[1])
+    draw_scale(image, axes, "", inches[1])
 
 
 def _span(values: Values) -> Normalize:
@@ -362,9 +359,7 @@ def _draw_keys(
     name_axis(axes, "y", _from_right([name for name, _ in lines]), inches[1], tokens=True)
     axes.set_xlabel("key")
     axes.set_title(f"Mean weight of each key{pooled_words(pool for _, pool in lines)}")
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    draw_scale(figure, image, axes, "weight, log; page: a tenth of even", inches[1])
+    draw_scale(image, axes, WEIGHT, inches[1])
 
 
 # ── variance ─────────────────────────────────────────────────────────────────────────────────
@@ -486,12 +481,12 @@ def check_picture(title: str, comparisons: Sequence[Comparison], explained: str)
             left = figure.add_subplot(len(comparisons), 2, 2 * row + 1)
             right = figure.add_subplot(len(comparisons), 2, 2 * row + 2)
             peaks = np.where(np.isfinite(one.ratios.peaks), one.ratios.peaks, np.nan)
-            _draw_errors(figure, left, one, peaks)
+            _draw_errors(left, one, peaks)
             _draw_errors_along(right, one.ratios, np.nanmax(peaks, axis=1, initial=0.0))
         return figure
 
 
-def _draw_errors(figure: Picture, axes: Axes, one: Comparison, peaks: Values) -> None:
+def _draw_errors(axes: Axes, one: Comparison, peaks: Values) -> None:
     """The errors of a candidate as a map, with the worst cell outlined."""
     edges = one.ratios.row_edges, one.ratios.column_edges
     reach = math.ceil(math.log10(max(SMALLEST_RATIO, np.nanmax(peaks, initial=0.0))))
@@ -499,7 +494,7 @@ def _draw_errors(figure: Picture, axes: Axes, one: Comparison, peaks: Values) ->
     norm = LogNorm(10.0 ** powers[0], 10.0 ** powers[-1], clip=True)
     image = draw_map(axes, peaks if one.passed else np.where(peaks > 1, peaks, np.nan), norm)
     told = "up to 1 passes" if one.passed else "grey passes"
-    bar = draw_scale(figure, image, axes, f"|error| / allowed, log; {told}", 3.0)
+    bar = draw_scale(image, axes, f"|error| / allowed, log; {told}", 3.0)
     bar.set_ticks([10.0**p for p in powers], labels=[f"{10.0**p:g}" for p in powers])
     name_axis(axes, "y", pool_names(edges[0], None), 3.0)
     name_axis(axes, "x", pool_names(edges[1], None), 3.4)
