@@ -370,6 +370,7 @@ class Audited(OfProblem):
     records: tuple[ScoreMoments, ...]
     diagnoses: tuple[str, ...]
     problem: Problem
+    drawn_by = "variance_plots"
 
     def _said(self) -> str:
         first = f"; {self.diagnoses[0]}" if len(self.diagnoses) == 1 else ""
@@ -392,6 +393,7 @@ class Experiments(Shown, tuple[ExperimentRecord, ...]):
     """The records of an experiment, those of one d_k for every rule and temperature."""
 
     __slots__ = ()
+    drawn_by = "variance_plots"
 
     def _said(self) -> str:
         widths = dict.fromkeys(record.dk for record in self)
@@ -422,6 +424,7 @@ class Checked(OfProblem):
     comparisons: tuple[Comparison, ...]
     hypotheses: tuple[Hypothesis, ...]
     problem: Problem
+    drawn_by = "check_plots"
 
     @property
     def passed(self) -> bool:

@@ -122,6 +122,7 @@ class _Session:
             given,
             self.printer,
             lambda plots, title: plots.check_picture(title, comparisons, said),
+            "check_plots",
         )
 
     def verifying(self, found: Hypothesis) -> list[str] | None:

@@ -54,7 +54,11 @@ def run(
             return
         found = _run_audit(inputs, words, output, printer)
         write_picture(
-            "variance", given, printer, lambda plots, title: plots.audit_picture(title, found)
+            "variance",
+            given,
+            printer,
+            lambda plots, title: plots.audit_picture(title, found),
+            "variance_plots",
         )
         return
     _refuse_given(inputs, "expected files beside it, since experiments draw no Q, K and V")
@@ -75,6 +79,7 @@ def run(
         given,
         printer,
         lambda plots, title: plots.experiment_picture(title, found, output.unit),
+        "variance_plots",
     )
 
 

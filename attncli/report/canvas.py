@@ -321,6 +321,11 @@ def _log_marks(norm: LogNorm, inches: float) -> dict[float, str]:
     return {even: "even"} | {power: f"{power:g}" for power in clear}
 
 
+def from_right(names: Sequence[str], limit: int = 18) -> list[str]:
+    """Names cut at their beginning: those of layers differ at the end."""
+    return [drawable(n if len(n) <= limit else "…" + n[1 - limit :], limit) for n in names]
+
+
 def pool_names(edges: Edges, labels: Labels, first: int = 0) -> list[str]:
     """Names of the places along an axis: tokens, or where each begins if several are pooled.
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize
-from matplotlib.patches import Rectangle
+from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from attncli.attention.check.compare import Comparison
 from attncli.attention.pooling import Pool, StageMaps
 from attncli.columns import Column
 from attncli.report import Unit
@@ -30,8 +28,7 @@ from attncli.report.canvas import (
     Values,
     draw_map,
     draw_scale,
-    drawable,
-    log_axis,
+    from_right,
     name_axis,
     name_curves,
     picture,
@@ -58,7 +55,6 @@ STAGES = {
     "output": ("output = weights · V", "in units of V"),
 }
 NAMED_CURVES = 16
-SMALLEST_RATIO = 1e-3  # of an error to what is allowed, on a logarithmic axis
 BINS = 20
 
 
@@ -111,7 +107,7 @@ def stage_picture(
         for axes, group, head, tokens in zip(grid[:, 0], groups, heads, labels, strict=True):
             queries = _query_names(head, tokens)
             name_axis(axes, "y", queries, high, tokens=tokens is not None)
-            place = [*_from_right([group]), f"batch {head.batch}," if head.batch else ""]
+            place = [*from_right([group]), f"batch {head.batch}," if head.batch else ""]
             name = " ".join(["query of", *filter(None, place), f"head {head.head}"])
             fits = len(name) * 9 * DIGIT < high * POINTS
             lying = {} if fits else {"rotation": 0, "ha": "right", "va": "center"}
@@ -265,7 +261,7 @@ def _draw_heads(
     whole = all(value is None or isinstance(value, int) for line in found for value in line)
     print_values(axes, image, values, inches, 0 if whole else digits)
     name_axis(axes, "x", list(map(str, heads)), inches[0])
-    name_axis(axes, "y", _from_right([name for name, _ in lines]), inches[1], tokens=True)
+    name_axis(axes, "y", from_right([name for name, _ in lines]), inches[1], tokens=True)
     axes.set_xlabel("head")
     heading = f"{column.heading or column.key}{f' ({column.unit})' if column.unit else ''}"
     axes.set_title(heading[:1].upper() + heading[1:])
@@ -280,11 +276,6 @@ def _span(values: Values) -> Normalize:
     if low < 0 < high:
         return signed_scale(values)
     return Normalize(low, high if high > low else low + 1)
-
-
-def _from_right(names: Sequence[str], limit: int = 18) -> list[str]:
-    """Names cut at their beginning: those of layers differ at the end."""
-    return [drawable(n if len(n) <= limit else "…" + n[1 - limit :], limit) for n in names]
 
 
 def _curves_of(records: Sequence[Record], which: str) -> list[tuple[str, Pool]]:
@@ -326,7 +317,7 @@ def _draw_curves(axes: Axes, records: Sequence[Record], unit: Unit, high: float)
         axes.plot(x, y, color=colour, label=name, marker="." if len(x) < 3 else None)
         known = np.flatnonzero(np.isfinite(y))
         if known.size:
-            ends.append((float(x[known[-1]]), float(y[known[-1]]), _from_right([name])[0], colour))
+            ends.append((float(x[known[-1]]), float(y[known[-1]]), from_right([name])[0], colour))
     step = max(1, math.ceil(len(ends) / NAMED_CURVES))
     name_curves(axes, ends[::step], high)
     axes.set_title(f"Entropy along the sequence{pooled_words(pool for _, pool in curves)}")
@@ -356,239 +347,7 @@ def _draw_keys(
     name_axis(axes, "x", across, inches[0], tokens=labels is not None)
     for text in axes.get_xticklabels() if labels is not None else ():
         text.set(rotation=-55, va="top")
-    name_axis(axes, "y", _from_right([name for name, _ in lines]), inches[1], tokens=True)
+    name_axis(axes, "y", from_right([name for name, _ in lines]), inches[1], tokens=True)
     axes.set_xlabel("key")
     axes.set_title(f"Mean weight of each key{pooled_words(pool for _, pool in lines)}")
     draw_scale(image, axes, WEIGHT, inches[1])
-
-
-# ── variance ─────────────────────────────────────────────────────────────────────────────────
-
-
-def experiment_picture(title: str, records: Sequence[Record], unit: Unit) -> Picture:
-    """Variance, entropy and gradient against d_k, without a scale and with each that was tried.
-
-    Args:
-        title: what made them.
-        records: of an experiment.
-        unit: of entropy.
-    """
-    rules: dict[str, list[Record]] = {}
-    temperatures = {record["temperature"] for record in records}
-    for record in records:
-        told = "÷ √dₖ" if record["rule"] == "sqrt" else f"scale {record['rule']}"
-        told += f", τ = {record['temperature']:g}" if len(temperatures) > 1 else ""
-        rules.setdefault(told, []).append(record)
-    plain = next(iter(rules.values()))
-    per_bit = 1.0 if unit is Unit.BITS else math.log(2)
-    with styled():
-        figure = picture(title, 13.4, 4.6)
-        panels = figure.subplots(1, 3)
-        _draw_sweep(panels[0], plain, "var", "scaled_var", rules)
-        _draw_sweep(
-            panels[1], plain, "entropy_bits_unscaled", "entropy_bits_scaled", rules, per_bit
-        )
-        _draw_sweep(panels[2], plain, "softmax_grad_unscaled", "softmax_grad_scaled", rules)
-        first, most = plain[0], plain[0]["entropy_bits_max"] * per_bit
-        panels[0].set(title="Variance of q · k", ylabel="variance (no unit)")
-        _draw_theory(panels[0], plain)
-        if any(record["var"] > 0 for record in plain):
-            log_axis(panels[0])
-        panels[1].set(
-            title=f"Entropy of softmax over {first['keys']} keys",
-            ylabel=f"entropy ({unit}); dotted: even attention",
-            ylim=(0, 1.06 * most or 1),
-        )
-        panels[1].axhline(most, color=MUTED, ls=":", lw=1.1)
-        panels[2].set(title="Gradient of softmax", ylabel="norm of the Jacobian (no unit)")
-        panels[2].set_ylim(0)
-        for axes in panels:
-            _name_sweep(axes)
-        return figure
-
-
-def _draw_sweep(
-    axes: Axes,
-    plain: Sequence[Record],
-    unscaled: str,
-    scaled: str,
-    rules: Mapping[str, Sequence[Record]],
-    per: float = 1.0,
-) -> None:
-    """One number against d_k: without a scale, and under each rule and temperature."""
-    curves: list[tuple[str, Any, Sequence[Record], str]] = [("not scaled", WARM, plain, unscaled)]
-    curves += [
-        (name, PLAIN if len(rules) == 1 else shade_of(place, len(rules)), found, scaled)
-        for place, (name, found) in enumerate(rules.items())
-    ]
-    for name, colour, found, key in curves:
-        points = [(record["dk"], record[key] * per) for record in found]
-        axes.plot(*zip(*points, strict=True), "o-", color=colour, ms=3.5, lw=1.4, label=name)
-
-
-def _draw_theory(axes: Axes, plain: Sequence[Record]) -> None:
-    """The variance in theory, and the intervals of what was measured, where there are any."""
-    known = [record for record in plain if record["var_theory"] is not None]
-    if known:
-        points = [(record["dk"], record["var_theory"]) for record in known]
-        axes.plot(*zip(*points, strict=True), ":", color=MUTED, lw=1.1, zorder=1)
-        axes.set_title("Variance of q · k; dotted: theory")
-    sure = [record for record in plain if record["var_ci95_low"] is not None]
-    if sure:
-        ends = [
-            (r["dk"], r["var"] - r["var_ci95_low"], r["var_ci95_high"] - r["var"]) for r in sure
-        ]
-        widths, below, above = zip(*ends, strict=True)
-        middle = [record["var"] for record in sure]
-        axes.errorbar(
-            widths, middle, (below, above), fmt="none", ecolor=WARM, elinewidth=1.0, capsize=3
-        )
-        axes.set_ylabel("variance (no unit); bars: 95 % interval")
-
-
-def _name_sweep(axes: Axes) -> None:
-    """d_k along the edge, and each curve by its name at its end."""
-    curves = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
-    widths = sorted({float(x) for line in curves for x in np.asarray(line.get_xdata())})
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(widths[0] / 1.3, widths[-1] * 1.3)
-    step = math.ceil(len(widths) / 11)
-    axes.set_xticks(widths[::step], [f"{width:g}" for width in widths[::step]])
-    axes.minorticks_off()
-    axes.set_xlabel("dₖ (entries of a query)")
-    axes.grid(axis="y")
-    ends = []
-    for line in curves:
-        x, y = (np.asarray(data, np.float64)[-1] for data in line.get_data())
-        if math.isfinite(y):
-            ends.append((float(x), float(y), str(line.get_label()), line.get_color()))
-    name_curves(axes, ends, 3.3)
-
-
-def check_picture(title: str, comparisons: Sequence[Comparison], explained: str) -> Picture:
-    """Where each candidate is off: |error| / what is allowed as a map, and against the position.
-
-    Args:
-        title: what made them.
-        comparisons: one or more.
-        explained: the mistake that explains them; empty for none.
-    """
-    if explained:
-        title += f" · explained by {explained}"
-    with styled():
-        figure = picture(title, 11.0, 3.9 * len(comparisons))
-        for row, one in enumerate(comparisons):
-            left = figure.add_subplot(len(comparisons), 2, 2 * row + 1)
-            right = figure.add_subplot(len(comparisons), 2, 2 * row + 2)
-            peaks = np.where(np.isfinite(one.ratios.peaks), one.ratios.peaks, np.nan)
-            _draw_errors(left, one, peaks)
-            _draw_errors_along(right, one.ratios, np.nanmax(peaks, axis=1, initial=0.0))
-        return figure
-
-
-def _draw_errors(axes: Axes, one: Comparison, peaks: Values) -> None:
-    """The errors of a candidate as a map, with the worst cell outlined."""
-    edges = one.ratios.row_edges, one.ratios.column_edges
-    reach = math.ceil(math.log10(max(SMALLEST_RATIO, np.nanmax(peaks, initial=0.0))))
-    powers = [-3, -2, -1, 0] if one.passed else list(range(max(0, reach - 4), max(2, reach) + 1))
-    norm = LogNorm(10.0 ** powers[0], 10.0 ** powers[-1], clip=True)
-    image = draw_map(axes, peaks if one.passed else np.where(peaks > 1, peaks, np.nan), norm)
-    told = "up to 1 passes" if one.passed else "grey passes"
-    bar = draw_scale(image, axes, f"|error| / allowed, log; {told}", 3.0)
-    bar.set_ticks([10.0**p for p in powers], labels=[f"{10.0**p:g}" for p in powers])
-    name_axis(axes, "y", pool_names(edges[0], None), 3.0)
-    name_axis(axes, "x", pool_names(edges[1], None), 3.4)
-    axes.set_title(f"{one.target}: {'passed' if one.passed else 'OFF'}")
-    axes.set_ylabel("query; largest of all heads")
-    axes.set_xlabel("key" if one.target == "weights" else "value dimension")
-    if one.worst_index is not None and not one.passed:
-        row, column = (*one.worst_index, 0)[2:4]
-        x, y = (
-            float(np.searchsorted(along, index, "right")) - 1.5
-            for along, index in ((edges[1], column), (edges[0], row))
-        )
-        axes.add_patch(Rectangle((x, y), 1, 1, fill=False, ec=WARM, lw=2))
-
-
-def _draw_errors_along(axes: Axes, pool: Pool, largest: Values) -> None:
-    """The largest error of each query against its position, and what is allowed."""
-    middle = (pool.row_edges[:-1] + pool.row_edges[1:] - 1) / 2
-    axes.plot(middle, np.maximum(largest, SMALLEST_RATIO), ".-", color=PLAIN, ms=4)
-    axes.axhline(1, color=WARM, lw=1.1)
-    place: dict[str, Any] = {
-        "xycoords": ("axes fraction", "data"),
-        "textcoords": "offset points",
-        "ha": "right",
-    }
-    axes.annotate("allowed", (1, 1), (-2, 3), color=WARM, **place)
-    log_axis(axes)
-    axes.set(title="Largest of each query", xlabel="query position")
-    axes.set_ylabel("|error| / allowed (no unit)")
-    axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10], integer=True))
-    axes.grid(axis="y")
-
-
-PARTS = {
-    "var_from_interaction": ("interaction of query and key", PLAIN),
-    "var_from_query_mean": ("query mean: one bias for all", "#e0955a"),
-    "var_from_key_mean": ("key mean: softmax never sees it", "#c9c5ba"),
-}
-
-
-def audit_picture(title: str, records: Sequence[Record]) -> Picture:
-    """The variance of the scores of every head, beside the assumption, and what it is made of."""
-    place = np.arange(len(records))
-    several = len({(record["source"], record["group"], record["batch"]) for record in records}) > 1
-    names = [str(record["head"]) for record in records]
-    wide = min(13.5, max(6.1, 0.17 * len(records)))
-    with styled():
-        figure = picture(title, wide + 2.5, 5.6)
-        above, below = figure.subplots(2, 1, sharex=True)
-        values = [math.nan if record["var"] is None else record["var"] for record in records]
-        above.plot(place, values, "o", color=PLAIN, ms=4)
-        above.step(
-            place, [r["var_unit_theory"] for r in records], ":", where="mid", color=MUTED, lw=1.1
-        )
-        above.set(
-            title="Variance of the visible scores; dotted: dₖ, for which 1/√dₖ is made",
-            ylabel="variance (no unit)",
-        )
-        if any(value > 0 for value in values):
-            log_axis(above)
-        floor = np.zeros(len(records))
-        total = np.array([r["var_all_pairs"] or math.nan for r in records], np.float64)
-        for key, (name, colour) in PARTS.items():
-            parts = np.array([r[key] or 0.0 for r in records], np.float64) / total
-            below.bar(
-                place, parts, 0.86 if len(records) < 150 else 1.0, floor, color=colour, label=name
-            )
-            floor = floor + np.nan_to_num(parts)
-        below.set(
-            title="What it is made of, over all real pairs", ylabel="share (0 to 1)", ylim=(0, 1)
-        )
-        below.legend(
-            loc="upper left", bbox_to_anchor=(0, -0.28), ncols=3, frameon=False, fontsize=8.5
-        )
-        name_axis(below, "x", names, wide)
-        below.set_xlabel("head" + (", groups one after another" if several else ""))
-        above.grid(axis="y")
-        above.set_xlim(-0.7, len(records) - 0.3)
-        if several:
-            _mark_groups(above, below, records)
-        return figure
-
-
-def _mark_groups(above: Axes, below: Axes, records: Sequence[Record]) -> None:
-    """A line between groups, and the name of each where there is room."""
-    starts = [
-        place
-        for place, record in enumerate(records)
-        if place == 0
-        or any(record[key] != records[place - 1][key] for key in ("source", "group", "batch"))
-    ]
-    for start in starts:
-        above.axvline(start - 0.5, color="#b5b1a6", lw=0.7)
-        below.axvline(start - 0.5, color="#b5b1a6", lw=0.7)
-    for start in starts[:: max(1, math.ceil(len(starts) / 12))]:
-        name = _from_right([str(records[start]["group"])], 12)[0]
-        above.annotate(name, (start, 0.02), xycoords=("data", "axes fraction"), size=8, color=MUTED)
