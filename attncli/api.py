@@ -8,7 +8,6 @@ from typing import Any, overload
 import torch
 
 from attncli.analysis.attention_arguments import TensorLike, read_keywords, stored_of, whole_numbers
-from attncli.analysis.check import require_candidates
 from attncli.analysis.compare import Pair, alternatives, compare_heads, pair_of
 from attncli.analysis.compute import ask_stages
 from attncli.analysis.entropy import (
@@ -21,7 +20,7 @@ from attncli.analysis.entropy import (
 from attncli.analysis.options import choice_of
 from attncli.analysis.variance import experiment_specs, experiments
 from attncli.analysis.what_if import read_changes
-from attncli.attention.check.candidate import Target, read_candidate
+from attncli.attention.check.candidate import Target, read_candidate, require_candidates
 from attncli.attention.check.hypotheses import check as find_mistakes
 from attncli.attention.options import DistributionName, Layout, Precision
 from attncli.attention.problem import Problem, make_problem

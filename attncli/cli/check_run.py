@@ -10,11 +10,10 @@ from typing import Any
 from rich.console import RenderableType
 
 from attncli.analysis.attention_arguments import NONE
-from attncli.analysis.check import listed, require_candidates
 from attncli.analysis.inputs import describe, read_tensor
 from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.analysis.problems import GroupProblem, load_problem
-from attncli.attention.check.candidate import Candidate, Target, read_candidate
+from attncli.attention.check.candidate import Candidate, Target, read_candidate, require_candidates
 from attncli.attention.check.compare import Comparison, compare_pair
 from attncli.attention.check.hypotheses import Hypothesis, check
 from attncli.attention.options import Precision
@@ -28,7 +27,7 @@ from attncli.cli.output import (
     write_result,
 )
 from attncli.cli.terminal import progress
-from attncli.columns import columns_of
+from attncli.columns import columns_of, record_of
 from attncli.errors import CheckFailedError, UsageError
 from attncli.report.check import check_tables, pair_tables
 from attncli.report.printer import Printer
@@ -103,7 +102,7 @@ class _Session:
         problem, shaping = self.made.problem, self.made.arguments.options
         pair = compare_pair(problem, shaping, first, second, **self.tolerances)
         tables = pair_tables(pair, problem, names, self.printer, self.output.digits)
-        self._emit((pair.first, pair.second), tables, {"hypotheses": [], "pair": listed(pair)})
+        self._emit((pair.first, pair.second), tables, {"hypotheses": [], "pair": _listed(pair)})
         self.draw((pair.first, pair.second), ())
         _judge([pair.first])
         _judge([pair.second], option="--pair")
@@ -146,7 +145,7 @@ class _Session:
             self.printer,
             command="check",
             columns=columns_of(Comparison),
-            records=[listed(one) for one in comparisons],
+            records=[_listed(one) for one in comparisons],
             inputs=self.described,
             params=self.made.params,
             show=lambda _: tables,
@@ -247,3 +246,9 @@ def _with_q_and_k_exchanged(files: FileOptions) -> dict[str, Any]:
     if len(positional) in (2, 3) and files.q is None and files.k is None:
         return {"files": [positional[1], positional[0], *positional[2:]]}
     return {}
+
+
+def _listed(result: Any) -> dict[str, Any]:
+    """The record of a result, in which indices are lists."""
+    record = record_of(result)
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in record.items()}
