@@ -182,8 +182,8 @@ def test_python_blocks_run_and_give_what_their_comments_say(page: str) -> None:
     torch.manual_seed(0)
     for block in blocks:
         names: dict[str, Any] = {}
-        for line in block.splitlines():
-            code, _, said = line.partition("  # ")
+        for statement in re.split(r"\n(?=\S)", block.strip()):  # with the lines indented below it
+            code, _, said = statement.partition("  # ")
             exec(code, names)
             if said and said[0] in "[{FT" and " = " not in code:
                 assert repr(eval(code, names)) == said
