@@ -126,6 +126,38 @@ def test_six_steps_with_a_cache_are_the_models_own(name: str, pad: bool, tmp_pat
     require_own_weights(seen, own, real.bool())
 
 
+def steps_of_whisper(model: Any, **more: Any) -> list[Any]:
+    """Its results for seven tokens, and one more at each step with a cache."""
+    given, ids = inputs("whisper"), tokens(length=7 + STEPS)
+    results: list[Any] = []
+    for step in range(STEPS + 1):
+        source: dict[str, Any] = {"input_features": given["input_features"]}
+        if results:
+            source = {
+                "encoder_outputs": (results[-1].encoder_last_hidden_state,),
+                "past_key_values": results[-1].past_key_values,
+            }
+        now = ids[:, 6 + step : 7 + step] if step else ids[:, :7]
+        results.append(model(**source, decoder_input_ids=now, use_cache=True, **more))
+    return results
+
+
+@pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
+@torch.no_grad()
+def test_six_steps_of_whisper_are_its_own(tmp_path: Path) -> None:
+    told = steps_of_whisper(model_of("whisper", "eager"), output_attentions=True)
+    with attncli.capture(model_of("whisper"), str(tmp_path / "qkv.safetensors")) as seen:
+        steps_of_whisper(seen.model)
+    assert seen.warnings == []
+    pairs = [
+        pair
+        for one in told
+        for pair in zip(one.decoder_attentions, one.cross_attentions, strict=True)
+    ]
+    own = [*told[0].encoder_attentions, *(one for pair in pairs for one in pair)]
+    require_own_weights(seen, own)
+
+
 # Which option says what of a model; the padding of which batch, if any.
 FORGOTTEN = [
     ("gpt2", None, "causal"),
