@@ -98,7 +98,6 @@ def plan_maps(shapes: Sequence[MapShape], budget: float) -> Plan | None:
         shapes: of all problems.
         budget: bytes.
     """
-
     longest = max(max(shape.q_len, shape.k_len) for shape in shapes)
     if longest <= MOST_EXACT:
         for encoding in Encoding:

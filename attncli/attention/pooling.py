@@ -67,10 +67,12 @@ class Pool:
     @classmethod
     def joined(cls, pools: Sequence[Pool]) -> Pool:
         """Those of several on the same grid as one."""
-        sums, counts = (
-            sum(parts) for parts in zip(*((p.sums, p.counts) for p in pools), strict=True)
+        return replace(
+            pools[0],
+            sums=np.sum([pool.sums for pool in pools], 0),
+            counts=np.sum([pool.counts for pool in pools], 0),
+            peaks=np.max([pool.peaks for pool in pools], 0),
         )
-        return replace(pools[0], sums=sums, counts=counts)
 
     @property
     def means(self) -> NDArray[np.float64]:
