@@ -168,6 +168,7 @@ class Recorder:
         if not name or any(entry.name == name for entry in self._entries):
             raise UsageError("name", f"expected one that is not taken, got {name!r}")
         entry = self._record(q, k, v, output, options)
+        self._arrays.clear()  # of masks that are in the bundle their digests are enough
         entry.name = name
         if labels is not None:
             entry.labels[LABELS] = rows_of(labels)

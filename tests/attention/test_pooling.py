@@ -88,6 +88,9 @@ def test_a_pool_holds_the_means_and_peaks_of_rectangles_of_what_counts() -> None
             assert np.isnan(pool.means[row, column])
     twice = Pool.joined([pool, pool])
     np.testing.assert_array_equal(twice.means, pool.means)
+    higher = Pool.of(30, 50, 10)
+    higher.add(np.arange(30), np.full((30, 50), 9.0))
+    np.testing.assert_array_equal(Pool.joined([pool, higher]).peaks, higher.peaks)
 
 
 def test_a_pool_of_few_cells_is_the_matrix_itself() -> None:
