@@ -212,7 +212,7 @@ def assert_entropy(run: Run, arguments: list[str], problem: PlainAttention) -> N
         assert_record(one, problem.key(one["batch"], one["head"], one["key"]), problem, "key")
 
 
-SAID_ELSEWHERE = ("label", "label_score", "scale", "temperature")
+SAID_ELSEWHERE = ("label", "label_score", "nearest_label", "scale", "temperature")
 
 
 def assert_record(found: Record, expected: Record, problem: PlainAttention, *besides: str) -> None:
@@ -284,6 +284,11 @@ def assert_label(one: Record, scores: dict[str, float]) -> None:
     near |= best in PLACES and told in PLACES and abs(scores[best] - scores.get(told, 9.0)) < 1e-9
     assert told == (best or "mixed") or near, (told, scores)
     assert_number(one["label_score"], mixed if told == "mixed" else scores[told], "label_score")
+    nearest = one["nearest_label"]
+    if told != "mixed":
+        assert nearest is None
+        return
+    assert_number(1 - scores[nearest] / LIMITS[nearest], mixed, "nearest_label")
 
 
 def assert_mask(run: Run, problem: PlainAttention) -> None:

@@ -132,7 +132,7 @@ def assert_told(stdout: str, stderr: str, beginning: str) -> None:
     ("line", "advice"),
     [
         ("compute --causel", "did you mean --causal"),
-        ("comput", "Did you mean 'compute'?"),
+        ("comput", "Did you mean 'compute', 'compare'?"),
         ("compute --digits x", "`attncli compute --help` lists what it takes"),
         ("compute k.npu q.npy", "Did you mean"),
         ("compute q.npy k.npy --causal", "top-left"),
