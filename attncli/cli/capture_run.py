@@ -47,6 +47,7 @@ def run(options: CaptureOptions, output: PrintOptions) -> None:
     seen = not output.quiet and sys.stderr.isatty()
     with nullcontext() if seen else redirect_stderr(StringIO()):
         model = models.load(options.model, dtype=options.dtype, device=device, generates=generates)
+    printer.warn(model.warnings)
     runs = _runs(options, model)
     with Capture(model.module, options.output, layers=layers, trace=options.trace) as recorded:
         for one in runs:

@@ -15,7 +15,7 @@ import transformers
 
 from attncli.errors import DataError, UsageError
 from attncli.files.reader import open_file
-from attncli.files.text import shown
+from attncli.files.text import listed, shown
 from attncli.files.torch_tensors import as_torch, torch_dtype
 from attncli.recording.capture import Capture
 
@@ -50,11 +50,13 @@ class Model:
         source: as its user named it.
         module: in evaluation mode.
         tokenizer: None where it has none.
+        warnings: what it lacks.
     """
 
     source: str
     module: Any
     tokenizer: Any
+    warnings: tuple[str, ...] = ()
 
     @property
     def is_two_sided(self) -> bool:
@@ -231,10 +233,16 @@ def load(source: str, *, dtype: str | None, device: torch.device, generates: boo
             usual = "AutoModelForSeq2SeqLM" if two_sided else "AutoModelForCausalLM"
             named = (config.architectures or [usual])[0]
             maker = getattr(transformers, named, getattr(transformers, usual))
-        module = maker.from_pretrained(place, config=config, dtype=kind, **options)
+        module, told = maker.from_pretrained(
+            place, config=config, dtype=kind, output_loading_info=True, **options
+        )
     except _UNREADABLE as error:
         raise _unreadable(source, error) from error
-    return Model(source, module.eval().to(device), _tokenizer(place, options))
+    warnings: tuple[str, ...] = ()
+    if lacking := sorted(told["missing_keys"]):  # which transformers draws at random
+        some = listed(lacking, 3)
+        warnings = (f"{shown(source)}: random numbers stand for the weights it lacks: {some}",)
+    return Model(source, module.eval().to(device), _tokenizer(place, options), warnings)
 
 
 def _tokenizer(place: str, options: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors
 import transformers as tf
+from safetensors.torch import load_file, save_file
 from small_models import build
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -263,6 +264,17 @@ def test_half_precision_is_said(mistral: Path, run: Run, tmp_path: Path) -> None
     done = run("capture", mistral, *words, "--strict", "--format", "ndjson")
     assert "attncli: the model ran in bfloat16: its own weights carry that rounding" in done.stderr
     assert '"dtype": "bfloat16"' in done.stdout
+
+
+def test_weights_that_a_model_lacks_are_told(run: Run, tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", "mistral", tf.MistralForCausalLM)
+    weights = load_file(folder / "model.safetensors")
+    kept = {key: value for key, value in weights.items() if "0.self_attn.k" not in key}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    done = run("capture", folder, "--text", "the cat", "-o", tmp_path / "qkv.safetensors")
+    assert "random numbers stand for the weights it lacks: layers.0.self_attn.k_proj.weight" in (
+        done.stderr
+    )
 
 
 def test_long_texts_are_cut_where_it_is_asked_for(mistral: Path, run: Run, tmp_path: Path) -> None:
