@@ -217,4 +217,5 @@ def _commands(told: _Told) -> Commands:
 
 def _name(path: str) -> str:
     """A file's own name; what stands behind "::" stays."""
-    return path.rsplit("/")[-1]
+    file, mark, tensor = path.partition("::")
+    return file.rsplit("/")[-1] + mark + tensor

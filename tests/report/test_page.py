@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 import attncli
 from attncli.analysis.entropy import HEAD
+from attncli.cli.report_run import _name
 from attncli.report.page.data import WALK_KEYS, WALK_WIDTH, walk, walk_of
 
 MINILM = Path("sample_inputs/minilm.safetensors").resolve()
@@ -448,3 +449,8 @@ def test_the_draw_behind_the_slider_is_the_most_typical_of_400() -> None:
     assert walk().shape == (WALK_KEYS, WALK_WIDTH)
     assert off(walk()) == pytest.approx(min(off(walk_of(seed)) for seed in range(400)), rel=1e-5)
     assert np.exp(off(walk())) < 2.2
+
+
+def test_a_tensor_of_a_bundle_keeps_its_path_within() -> None:
+    assert _name("folder/a.npz::x/q") == "a.npz::x/q"
+    assert _name("folder/a.npy") == "a.npy"
