@@ -13,7 +13,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
-from typing import Annotated, Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -43,6 +44,9 @@ WORDS: dict[Kind | None, Any] = {
 # What takes less memory, of the commands that have it.
 FRUGAL = {"rows": "--rows", "head_index": "--head-index", "precision": "--precision float32"}
 
+# What names a file to write.
+TARGETS = ("output", "save", "plot")
+
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 DebugFlag = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
 
@@ -58,6 +62,7 @@ def subcommand(declared: Callable[..., None]) -> Any:
     def run(debug: bool, **values: Any) -> None:
         def work() -> None:
             _refuse_second_stdin(values)
+            _refuse_overwriting({name: values[name] for name in files})
             for option, value in values.items():
                 if isinstance(value, int):
                     refuse_beyond_64_bits(f"«{option}»", value)
@@ -72,6 +77,7 @@ def subcommand(declared: Callable[..., None]) -> Any:
 
     spread = {group: list(_parameters(kind)) for group, kind in groups.items()}
     names = {option.name for options in spread.values() for option in options}
+    files = [o.name for options in spread.values() for o in options if _may_be_a_file(o)]
     frugal = [words for name, words in FRUGAL.items() if name in names]
     debug_flag = _parameter("debug", DebugFlag, False)
     parameters = [*chain.from_iterable(spread.values()), debug_flag]
@@ -81,6 +87,12 @@ def subcommand(declared: Callable[..., None]) -> Any:
     help = escaped(inspect.getdoc(declared))
     app.command(declared.__name__, help=help, context_settings=HELP_NAMES)(run)
     return typer.main.get_command(app)
+
+
+def _may_be_a_file(parameter: inspect.Parameter) -> bool:
+    """Whether the help says FILE of the option's value."""
+    _, told = get_args(parameter.annotation)
+    return "FILE" in (told.metavar or "")
 
 
 def escaped(text: str | None) -> str:
@@ -160,6 +172,35 @@ def _refuse_second_stdin(values: dict[str, Any]) -> None:
     ]
     if len(named) > 1:
         raise UsageError("-", "expected standard input to be read once, got it several times")
+
+
+def _refuse_overwriting(values: dict[str, Any]) -> None:
+    """A target that is an input, too, or the target of two options, would be lost.
+
+    Args:
+        values: of the options that may name files.
+
+    Raises:
+        UsageError: naming the target.
+    """
+    for target in (name for name in TARGETS if values.get(name)):
+        for other, value in values.items():
+            if other == target:
+                continue
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, str) and _one_file(part.partition("::")[0], values[target]):
+                    got = "that of an input" if other == "files" else f"that of «{other}»"
+                    raise UsageError(f"«{target}»", f"expected a name of its own, got {got}")
+
+
+def _one_file(path: str, target: str) -> bool:
+    """Whether both name one file; devices such as /dev/null may well be named twice."""
+    try:
+        if Path(target).exists():
+            return Path(path).is_file() and Path(path).samefile(target)
+        return path == target != "-"
+    except (OSError, ValueError):
+        return False
 
 
 class AttncliGroup(TyperGroup):

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from attncli.columns import Column
+from attncli.errors import printable
 from attncli.report.entropy import Style, head_name, heads_picture
 from attncli.report.printer import heading
 from attncli.report.table import record_table
@@ -65,7 +66,7 @@ def worst_tables(records: Sequence[Record], style: Style) -> Iterator[Renderable
     columns = [Column(key, headings.get(key, key), is_key=key == "key") for key in shown]
     for what_if in dict.fromkeys(record["what_if"] for record in records):
         lines = [record for record in records if record["what_if"] == what_if]
-        place = f"{lines[0]['group']} head {head_name(lines[0])}".strip()
+        place = f"{printable(lines[0]['group'])} head {head_name(lines[0])}".strip()
         told = [] if what_if is None else [what_if]
         yield heading(", ".join([*told, place, f"query {lines[0]['query']}"]))
         yield record_table(columns, lines, style.printer, digits=style.digits)

@@ -172,7 +172,7 @@ def histogram(records: Sequence[Record], style: Style) -> Iterator[RenderableTyp
         yield "no rows"
         return
     first, unit = records[0], str(style.unit)
-    place = f"{first['group']} head {head_name(first)}".strip()
+    place = f"{shown(first['group'])} head {head_name(first)}".strip()
     yield heading(f"row entropies of {place} ({unit})")
     found = [record[f"entropy_{unit}"] for record in records]
     entropies = [value for value in found if _is_finite(value)]
@@ -204,7 +204,7 @@ def by_group(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
         groups.setdefault((record["source"], record["group"]), []).append(record)
     sources = {source for source, _ in groups}
     for (source, group), found in groups.items():
-        yield (group if len(sources) == 1 else f"{source} {group}".strip()), found
+        yield shown(group if len(sources) == 1 else f"{source} {group}".strip()), found
 
 
 def head_name(record: Record) -> str:

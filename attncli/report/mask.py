@@ -296,5 +296,5 @@ def _row_name(counts: CellCounts, row: int, labels: Sequence[str] | None, offset
         return f"{first}–{stop - 1}"
     position = int(first) + offset
     if labels is not None and 0 <= position < len(labels):
-        return f"{first} {labels[position]}"
+        return f"{first} {shown(labels[position])}"
     return str(first)

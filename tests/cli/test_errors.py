@@ -142,6 +142,29 @@ def test_advice(run: Run, files: Path, line: str, advice: str) -> None:
     assert advice in run(*line.split(), code=1 if "npu" in line else 2).stderr
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "compute q.npy k.npy v.npy -o q.npy",
+        "compute q.npy k.npy v.npy --save k.npy --stage output",
+        "compute q.npy k.npy v.npy -o ./new.png --plot ./new.png",
+        "mask --attn-mask q.npy -o q.npy",
+        "report q.npy k.npy v.npy -o v.npy",
+        "compare q.npy k.npy v.npy --other-k k.npy -o k.npy",
+    ],
+)
+def test_no_input_is_overwritten(run: Run, files: Path, line: str) -> None:
+    before = {path: path.read_bytes() for path in files.iterdir()}
+    assert "expected a name of its own" in run(*line.split(), code=2).stderr
+    assert {path: path.read_bytes() for path in files.iterdir()} == before
+
+
+def test_a_target_may_be_called_as_a_value_is(run: Run, files: Path) -> None:
+    for _ in range(2):
+        run(*["compute", "q.npy", "k.npy", "v.npy", "--stage", "output", "-o", "output"])
+    assert (files / "output").is_file()
+
+
 def test_debug_shows_where(run: Run, files: Path) -> None:
     assert "Traceback" in run("compute", "--rows", "9", "--debug", code=2).stderr
     assert "Traceback" in run("compute", "no.npy", "k.npy", "--debug", code=1).stderr

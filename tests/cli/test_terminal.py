@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from plain import Run
+from safetensors.numpy import save_file
 
 from attncli.cli.terminal import page_after
 from attncli.report import Color
@@ -130,6 +131,19 @@ def test_names_are_neither_markup_nor_terminal_codes(run: Run, files: Path) -> N
     np.savez("g.npz", **{f"a\x1b[31m.{role}": np.eye(2) for role in "qk"})
     assert "\x1b" not in run("compute", "g.npz").stdout
     assert "\x1b" not in run("inspect", "g.npz").stdout
+    for line in (
+        "entropy g.npz",
+        "entropy g.npz --grid sink_mass_mean",
+        "entropy g.npz --histogram",
+        "variance g.npz",
+        "mask g.npz",
+        "compare g.npz --what-if scale=1 --worst",
+        "compare g.npz --what-if scale=1 --grid tv_mean",
+    ):
+        assert "\x1b" not in run(*line.split()).stdout
+    options = {"attncli": json.dumps({"a": {"labels": ["\x1b[31m", "b"]}})}
+    save_file({f"a.{role}": np.eye(2) for role in "qk"}, "t.safetensors", options)
+    assert "\x1b" not in run("mask", "t.safetensors").stdout
 
 
 def test_digits(run: Run) -> None:
