@@ -211,3 +211,15 @@ def test_one_of_b_and_what_if_is_needed(both: bool) -> None:
     a = {"q": [[1.0]], "k": [[1.0]]}
     with pytest.raises(attncli.UsageError, match="expected one of b and what_if"):
         attncli.compare(a, a if both else None, what_if="scale=1" if both else None)
+
+
+def test_rows_of_nan_agree_in_nothing() -> None:
+    rng = np.random.default_rng(5)
+    a: dict[str, Any] = {name: rng.standard_normal((1, 1, 6, 4)) for name in "qk"}
+    broken = a["q"].copy()
+    broken[0, 0, 2, 1] = math.nan
+    found = attncli.compare(a, {"q": broken, "k": a["k"]}, allow_nonfinite=True).heads[0]
+    assert found.nonfinite_rows == 1
+    assert found.top_key_agreement is not None
+    assert math.isnan(found.top_key_agreement)
+    assert found.kl_max_query is None

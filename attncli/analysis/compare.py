@@ -307,9 +307,11 @@ def _statistics(
     finite = both & ~rows.infinite_kl
     kl = _of(rows.kl_nats, finite)
     largest = None
-    if kl[1] is not None:
+    if kl[1] is not None and not math.isnan(kl[1]):
         largest = int(rows.query[finite][rows.kl_nats[finite].argmax()])
     js, tv = _of(rows.js_nats, both), _of(rows.tv, both)
+    same_top_key = (rows.top_key_a == rows.top_key_b).to(torch.float64)
+    same_top_key = same_top_key.masked_fill(torch.isnan(rows.js_nats), torch.nan)
     change = None
     if a.entropy_nats_mean is not None and b.entropy_nats_mean is not None:
         change = b.entropy_nats_mean - a.entropy_nats_mean
@@ -329,7 +331,7 @@ def _statistics(
         tv_mean=tv[0],
         tv_max=tv[1],
         mass_lost_mean=_of(rows.mass_lost, ~found.a.empty)[0],
-        top_key_agreement=_of((rows.top_key_a == rows.top_key_b).to(torch.float64), both)[0],
+        top_key_agreement=_of(same_top_key, both)[0],
         entropy_nats_a=a.entropy_nats_mean,
         entropy_nats_b=b.entropy_nats_mean,
         entropy_nats_change=change,
