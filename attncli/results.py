@@ -48,6 +48,7 @@ from attncli.errors import DataError, UsageError
 from attncli.files.limits import require_memory
 from attncli.files.writer import require_folder, write_text
 from attncli.report import Language, Unit
+from attncli.report.audit import audit_tables
 from attncli.report.check import check_tables
 from attncli.report.compare import record_tables
 from attncli.report.entropy import Style, head_tables
@@ -56,7 +57,7 @@ from attncli.report.page.contents import Commands, Page, PageGroup
 from attncli.report.page.page import map_budget, page_html
 from attncli.report.printer import Printer
 from attncli.report.stages import StageView, cost_line, problem_line, stage_tables, summary_table
-from attncli.report.variance import audit_tables, experiment_tables
+from attncli.report.variance import experiment_tables
 
 # Values of a stage that are listed; of more its statistics.
 MOST_VALUES = 1024

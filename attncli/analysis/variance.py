@@ -1,16 +1,12 @@
-"""The variance of q·k, drawn or in tensors: one assembly for the command line and for Python."""
+"""The variance of q·k as it is drawn, for the command line and for Python; it takes no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from attncli.analysis.options import choice_of
-from attncli.attention.check.candidate import Target
 from attncli.attention.options import DistributionName
-from attncli.attention.problem import Problem
 from attncli.attention.variance.distributions import Distribution
 from attncli.attention.variance.experiment import (
     ExperimentRecord,
@@ -19,11 +15,9 @@ from attncli.attention.variance.experiment import (
     experiment,
     parse_scale_rule,
 )
-from attncli.attention.variance.fit_scale import ScaleCandidate, ScaleFit, fit_scale
 from attncli.attention.variance.logits import LogitsRecord
-from attncli.attention.variance.moments import ScoreMoments
-from attncli.columns import Column, columns_of
-from attncli.errors import DataError, UsageError
+from attncli.columns import columns_of
+from attncli.errors import UsageError
 from attncli.files.limits import require_memory
 
 # The experiment of a page: enough draws for curves, few enough for a quarter of a second.
@@ -31,17 +25,6 @@ CURVE_WIDTHS, CURVE_SAMPLES = [2**power for power in range(11)], 10_000
 
 EXPERIMENT = columns_of(ExperimentRecord)
 LOGITS = columns_of(LogitsRecord)
-AUDIT = (
-    Column("source", "file", is_key=True),
-    Column("group", "group", is_key=True),
-    *columns_of(ScoreMoments),
-    Column("diagnosis", "diagnosis"),
-)
-FIT_SCALE = (
-    Column("source", None, is_key=True),
-    Column("scale_used", None),
-    *columns_of(ScaleCandidate),
-)
 
 
 def experiment_specs(
@@ -96,28 +79,3 @@ def _listed(value: Any) -> list[Any]:
 def experiments(specs: Sequence[ExperimentSpec]) -> Iterator[ExperimentRecord]:
     """The records of every d_k, those of one d_k for every rule and temperature."""
     return (record for spec in specs for record in experiment(spec))
-
-
-def fit_to(problem: Problem, given: torch.Tensor, where: str) -> ScaleFit:
-    """The scale that made a tensor: weights or output, as its width says or as it fits better.
-
-    Args:
-        problem: what it was made from.
-        given: the tensor.
-        where: its file.
-
-    Raises:
-        DataError: it is neither weights nor output; names the file.
-    """
-    width = given.shape[-1] if given.ndim else 0
-    widths = {Target.WEIGHTS: problem.sizes.k_len, Target.OUTPUT: problem.dv}
-    fits = []
-    for source in (source for source, wanted in widths.items() if wanted == width):
-        try:
-            fits.append(fit_scale(problem, source, given))
-        except DataError as error:
-            raise DataError(where, f"{error.problem}, for {source}", error.advice) from None
-    if not fits:
-        names = (f"{source} (…, {wanted})" for source, wanted in widths.items() if wanted)
-        raise DataError(where, f"expected {' or '.join(names)}, got {tuple(given.shape)}")
-    return min(fits, key=lambda fit: fit.unexplained)

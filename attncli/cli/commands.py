@@ -268,7 +268,9 @@ def variance(
     --logits takes the softmax of a few numbers: scaled before it and after it, at temperatures,
     and without subtracting the maximum in float16, float32 and float64.
     """
-    _run("variance", inputs, words, experiment, audit, output)
+    # Experiments do without torch.
+    has_files = any(getattr(inputs, name) for name in ("files", "q", "k", "v", "x"))
+    _run("audit" if has_files else "variance", inputs, words, experiment, audit, output)
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -1,14 +1,13 @@
-"""What `attncli variance` does: an experiment, an audit, or the fit of a scale."""
+"""What `attncli variance` does without files: an experiment, or softmax of given logits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from attncli.analysis import variance as analysis
-from attncli.analysis.inputs import describe, read_tensor
 from attncli.analysis.options import (
     AttentionWords,
     FileOptions,
@@ -17,23 +16,15 @@ from attncli.analysis.options import (
     int_ranges,
     several,
 )
-from attncli.analysis.problems import (
-    GroupProblem,
-    inputs_record,
-    load_problem,
-    load_problems,
-    params_record,
-)
 from attncli.attention.options import DistributionName, Precision
 from attncli.attention.variance.experiment import ExperimentSpec
 from attncli.attention.variance.logits import DEFAULT_DK, softmax_of_logits
-from attncli.attention.variance.moments import audit, diagnosis
 from attncli.cli.commands import AuditOptions, ExperimentOptions, PlotOptions
 from attncli.cli.output import Record, kept, make_printer, write_picture, write_result
 from attncli.columns import record_of
 from attncli.errors import UsageError, option_name
 from attncli.report.printer import Printer
-from attncli.report.variance import audit_tables, experiment_tables, fit_tables, logits_tables
+from attncli.report.variance import experiment_tables, logits_tables
 
 
 def run(
@@ -45,26 +36,10 @@ def run(
 ) -> None:
     """Do what the options ask for, and refuse those that would do nothing there."""
     printer, given = make_printer(output), (inputs, words, experiment, audit, output)
-    if any(getattr(inputs, name) for name in ("files", "q", "k", "v", "x")):
-        _refuse_given(experiment, "expected no files beside it, which are not drawn")
-        if audit.fit_scale is not None:
-            if output.plot is not None:
-                raise UsageError("--plot", "expected no --fit-scale beside it, got both")
-            _run_fit(inputs, words, audit.fit_scale, output, printer)
-            return
-        found = _run_audit(inputs, words, output, printer)
-        write_picture(
-            "variance",
-            given,
-            printer,
-            lambda plots, title: plots.audit_picture(title, found),
-            "variance_plots",
-        )
-        return
-    _refuse_given(inputs, "expected files beside it, since experiments draw no Q, K and V")
-    _refuse_given(audit, "expected files of Q and K beside it")
+    refuse_given(inputs, "expected files beside it, since experiments draw no Q, K and V")
+    refuse_given(audit, "expected files of Q and K beside it")
     why = "expected files beside it, since experiments have no mask"
-    _refuse_given(words, why, besides=("scale", "temperature"))
+    refuse_given(words, why, besides=("scale", "temperature"))
     if experiment.logits is not None:
         _run_logits(experiment, words, output, printer)
         return
@@ -83,7 +58,7 @@ def run(
     )
 
 
-def _refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None:
+def refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None:
     """Refuse options that would do nothing here."""
     for name, default in defaults_of(options).items():
         value = getattr(options, name)
@@ -125,7 +100,7 @@ def _run_logits(
         UsageError: options that decide what is drawn, or how it is pictured.
     """
     why = "expected no «logits» beside it, which are not drawn"
-    _refuse_given(options, why, besides=("logits", "dk", "temperatures"))
+    refuse_given(options, why, besides=("logits", "dk", "temperatures"))
     if output.plot is not None or words.scale is not None:
         name = "«scale»" if output.plot is None else "--plot"
         raise UsageError(name, "expected no «logits» beside it, got both")
@@ -186,60 +161,3 @@ def _temperatures(options: ExperimentOptions, words: AttentionWords) -> Sequence
         problem = f"expected a finite number above 0, got {words.temperature}"
         raise UsageError("«temperature»", problem)
     return (words.temperature,)
-
-
-def _run_audit(
-    inputs: FileOptions, words: AttentionWords, output: PlotOptions, printer: Printer
-) -> list[Record]:
-    made, drawn = load_problems(inputs, words, output.precision, output.device), list[Record]()
-    printer.warn(
-        f"«{name}» comes after the scaled scores: their variance does not depend on it"
-        for name in ("softcap", "alibi", "alibi_slopes", "sinks")
-        if getattr(words, name)
-    )
-    for one in made:
-        printer.warn(one.warnings)
-    write_result(
-        output.format,
-        printer,
-        command="variance",
-        columns=analysis.AUDIT,
-        records=kept((record for one in made for record in _audited(one)), drawn),
-        inputs=inputs_record(made),
-        params=params_record(made),
-        show=lambda found: audit_tables(found, printer, output.digits),
-    )
-    return drawn
-
-
-def _audited(made: GroupProblem) -> Iterator[Record]:
-    place = {"source": made.group.source_name, "group": made.group.name}
-    for moments in audit(made.problem):
-        yield place | record_of(moments) | {"diagnosis": diagnosis(moments)}
-
-
-def _run_fit(
-    inputs: FileOptions, words: AttentionWords, file: str, output: PlotOptions, printer: Printer
-) -> None:
-    """Rank the classic scales and a fitted one by what they leave unexplained.
-
-    Raises:
-        UsageError: several groups to fit one tensor to.
-        DataError: a tensor that is neither weights nor output of these Q, K and V.
-    """
-    made = load_problem(inputs, words, output.precision, output.device)
-    tensor, said = read_tensor(file, "«fit_scale»", inputs.dtype)
-    printer.warn((*made.warnings, *said))
-    fit = analysis.fit_to(made.problem, tensor, file)
-    used = {"source": str(fit.source), "scale_used": made.problem.scale}
-    sample = {"rows": fit.rows, "rows_total": fit.rows_total, "target_rms": fit.target_rms}
-    write_result(
-        output.format,
-        printer,
-        command="variance-fit",
-        columns=analysis.FIT_SCALE,
-        records=(used | record_of(candidate) for candidate in fit.candidates),
-        inputs=made.group.described | {str(fit.source): describe(file, tensor)},
-        params=made.params | sample,
-        show=lambda found: fit_tables(fit, found, printer),
-    )

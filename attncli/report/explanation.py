@@ -12,6 +12,7 @@ from attncli.attention.walkthrough import Walkthrough
 from attncli.columns import column
 from attncli.report import Unit
 from attncli.report.table import decimals, scale_text
+from attncli.report.variance import exp_limits
 
 FLOAT32_EXP_LIMIT = f"{EXP_LIMITS['float32']:.2f}"
 
@@ -138,11 +139,6 @@ def formula(problem: Problem, stage: Stage) -> str:
         Stage.OUTPUT: "output = weights V",
         Stage.PROJECTED: "projected = concat(output) W_O",
     }[stage]
-
-
-def exp_limits() -> str:
-    """Above what exp overflows, in each arithmetic."""
-    return "above " + ", ".join(f"{limit:.2f} in {name}" for name, limit in EXP_LIMITS.items())
 
 
 def explain_steps(facts: Facts) -> list[Step]:

@@ -1,9 +1,8 @@
-"""`variance` for eyes: experiments beside their theory, audits with a diagnosis per head."""
+"""Experiments of `variance` for eyes: draws beside their theory, and softmax of given logits."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 from rich.console import RenderableType
 
 from attncli.attention.variance.experiment import ScaleRule
-from attncli.attention.variance.fit_scale import ScaleFit
+from attncli.attention.variance.logits import EXP_LIMITS
 from attncli.report import Unit
-from attncli.report.explanation import exp_limits
 from attncli.report.printer import Printer, paragraph
 from attncli.report.table import TableColumn, decimals, table
 
@@ -23,12 +21,6 @@ Record = dict[str, Any]
 MOST_WEIGHTS = 16
 # Points of the curves after the scale, one for each rule and temperature.
 MARKERS = "+x*#%@&=^~"
-_NUMBER = re.compile(r"\d[\d.]*(?:e[+-]?\d+)?%?(?![\w√])")
-LEGEND = (
-    "var: of the visible scores; interaction + query mean = what softmax sees of all real pairs; "
-    "key mean: constant along rows, so softmax never sees it; scaled: var · (scale / "
-    "temperature)², assumed to be 1; unit scale: the one that would make it 1."
-)
 # Size of a curve, in characters.
 HEIGHT = 9
 WIDTH = 52
@@ -71,10 +63,10 @@ def logits_tables(
     ]
     for key in range(min(len(records[0]["weights"]), MOST_WEIGHTS)):
         weights = [record["weights"][key] for record in records]
-        columns.append(_numbers(f"key {key}", weights, digits))
+        columns.append(numbers(f"key {key}", weights, digits))
     told = (("sum", "sum"), (f"entropy ({unit})", f"entropy_{unit}"))
     for heading, name in (*told, ("largest weight", "max_weight"), ("gradient", "softmax_grad")):
-        columns.append(_numbers(heading, [record[name] for record in records], digits))
+        columns.append(numbers(heading, [record[name] for record in records], digits))
     yield table(columns, printer)
     yield paragraph(
         "Divided by √d_k before softmax the weights are flatter and their gradient larger; divided "
@@ -88,69 +80,9 @@ def logits_tables(
     )
 
 
-def audit_tables(
-    records: Sequence[Record], printer: Printer, digits: int
-) -> Iterator[RenderableType]:
-    """Where the variance of each head's scores comes from, and a sentence on each head."""
-    groups = dict.fromkeys((record["source"], record["group"]) for record in records)
-    for source, group in groups:
-        of_group = [r for r in records if (r["source"], r["group"]) == (source, group)]
-        named = f"{source} · {group}" if group else source
-        first = of_group[0]
-        yield (
-            f"{named} · d_k={first['dk']}, scale {first['scale']:.6g}, "
-            f"variance that 1/√d_k assumes: {first['var_unit_theory']:g}"
-        )
-        yield _audit_table(of_group, printer, digits)
-        yield ""
-        for line in _diagnoses(of_group):
-            yield paragraph(line, printer)
-        yield ""
-    if records:
-        yield paragraph(LEGEND, printer)
-    else:
-        yield "no heads: nothing to measure"
-
-
-def _diagnoses(records: Sequence[Record]) -> Iterator[str]:
-    """A sentence on each head; on several together where it differs in its numbers alone."""
-    alike: dict[str, list[Record]] = {}
-    for record in records:
-        alike.setdefault(_NUMBER.sub("#", record["diagnosis"]), []).append(record)
-    for several in alike.values():
-        first = several[0]["diagnosis"]
-        if len(several) == 1:
-            yield f"{_head_name(several[0])}: {first}"
-            continue
-        numbers = zip(*(_NUMBER.findall(record["diagnosis"]) for record in several), strict=True)
-        ranges = map(_range, numbers)
-        text = "".join(part + next(ranges, "") for part in _NUMBER.split(first))
-        yield f"{len(several)} of {len(records)} heads: {text}"
-
-
-def _range(numbers: Sequence[str]) -> str:
-    """From the least to the largest of some numbers as they are written."""
-    low, high = (pick(numbers, key=lambda text: float(text.strip("%"))) for pick in (min, max))
-    return low if low == high else f"{low} to {high}"
-
-
-def fit_tables(
-    fit: ScaleFit, records: Sequence[Record], printer: Printer
-) -> Iterator[RenderableType]:
-    """Scales, best first, with what each leaves unexplained."""
-    best = fit.candidates[0]
-    yield f"best: {best.name} = {best.scale:.6g}, judged by the {fit.source}"
-    columns = [TableColumn("scale", [record["name"] for record in records], True, True)]
-    for heading, key in (("value", "scale"), ("rms residual", "rms"), ("largest residual", "max")):
-        columns.append(TableColumn(heading, [f"{record[key]:.6g}" for record in records]))
-    yield table(columns, printer)
-    yield paragraph(
-        f"residuals are of recomputed − given, whose root mean square is {fit.target_rms:.4g}, "
-        f"over {fit.rows} of {fit.rows_total} rows",
-        printer,
-    )
-    if fit.reason is not None:
-        yield paragraph(f"no fitted value: {fit.reason}", printer)
+def exp_limits() -> str:
+    """Above what exp overflows, in each arithmetic."""
+    return "above " + ", ".join(f"{limit:.2f} in {name}" for name, limit in EXP_LIMITS.items())
 
 
 def plot(
@@ -194,10 +126,10 @@ def _variance_table(records: Sequence[Record], printer: Printer, digits: int) ->
     lines = _once_per_dk(records)
     columns = [_dk_column(lines)]
     for heading, key in (("mean", "mean"), ("theory", "mean_theory"), ("var", "var")):
-        columns.append(_numbers(heading, [record[key] for record in lines], digits))
+        columns.append(numbers(heading, [record[key] for record in lines], digits))
     columns.append(TableColumn("95 % interval", [_interval(record, digits) for record in lines]))
-    columns.append(_numbers("theory", [record["var_theory"] for record in lines], digits))
-    columns.append(_numbers("ratio", [record["ratio"] for record in lines], digits))
+    columns.append(numbers("theory", [record["var_theory"] for record in lines], digits))
+    columns.append(numbers("ratio", [record["ratio"] for record in lines], digits))
     return table(columns, printer)
 
 
@@ -236,13 +168,13 @@ def _softmax_table(
     columns = [
         _dk_column([record for record, *_ in lines]),
         TableColumn("scale", [named for _, _, named, _ in lines], True, True),
-        _numbers("scaled var", [var for *_, var in lines], digits),
+        numbers("scaled var", [var for *_, var in lines], digits),
     ]
     entropies = [_entropy(record[f"entropy_bits_{which}"], unit) for record, which, *_ in lines]
-    columns.append(_numbers(f"entropy ({unit})", entropies, digits))
+    columns.append(numbers(f"entropy ({unit})", entropies, digits))
     for heading, key in (("largest weight", "max_weight"), ("gradient", "softmax_grad")):
         values = [record[f"{key}_{which}"] for record, which, *_ in lines]
-        columns.append(_numbers(heading, values, digits))
+        columns.append(numbers(heading, values, digits))
     return table(columns, printer)
 
 
@@ -286,33 +218,12 @@ def _points(records: Sequence[Record], key: str, unit: Unit) -> list[tuple[float
     return [(record["dk"], _entropy(record[key], unit)) for record in records]
 
 
-def _audit_table(records: Sequence[Record], printer: Printer, digits: int) -> RenderableType:
-    shown = {
-        "var": "var",
-        "interaction": "var_from_interaction",
-        "query mean": "var_from_query_mean",
-        "key mean": "var_from_key_mean",
-        "scaled": "scaled_var",
-    }
-    columns = [TableColumn("head", [_head_name(record) for record in records], True, True)]
-    for heading, key in shown.items():
-        columns.append(_numbers(heading, [record[key] for record in records], digits))
-    unit = [record["scale_for_unit_variance"] for record in records]
-    small = ["–" if scale is None else f"{scale:.{max(1, digits)}g}" for scale in unit]
-    columns.append(TableColumn("unit scale", small))
-    return table(columns, printer)
-
-
-def _head_name(record: Record) -> str:
-    batch = f"batch {record['batch']} " if record["batch"] else ""
-    return f"{batch}head {record['head']}"
-
-
 def _dk_column(records: Sequence[Record]) -> TableColumn:
     return TableColumn("d_k", [str(record["dk"]) for record in records], is_key=True)
 
 
-def _numbers(heading: str, values: Sequence[float | None], digits: int) -> TableColumn:
+def numbers(heading: str, values: Sequence[float | None], digits: int) -> TableColumn:
+    """A column of numbers, rounded."""
     return TableColumn(heading, [decimals(value, digits) for value in values])
 
 

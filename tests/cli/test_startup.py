@@ -49,3 +49,8 @@ def test_nothing_heavy(line: str) -> None:
 
 def test_the_check_can_fail() -> None:
     assert loaded(["compute"]) == ["torch", "numpy"]
+
+
+@pytest.mark.parametrize("line", ["variance --samples 100", "variance --logits 10,1,1"])
+def test_experiments_do_without_torch(line: str) -> None:
+    assert loaded(line.split()) == ["numpy"]

@@ -1,0 +1,107 @@
+"""What `attncli variance` does with files: an audit of every head, or the fit of a scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attncli.analysis import audit as analysis
+from attncli.analysis.inputs import describe, read_tensor
+from attncli.analysis.options import AttentionWords, FileOptions
+from attncli.analysis.problems import (
+    GroupProblem,
+    inputs_record,
+    load_problem,
+    load_problems,
+    params_record,
+)
+from attncli.attention.variance.moments import audit as audited
+from attncli.attention.variance.moments import diagnosis
+from attncli.cli.commands import AuditOptions, ExperimentOptions, PlotOptions
+from attncli.cli.output import Record, kept, make_printer, write_picture, write_result
+from attncli.cli.variance_run import refuse_given
+from attncli.columns import record_of
+from attncli.errors import UsageError
+from attncli.report.audit import audit_tables, fit_tables
+from attncli.report.printer import Printer
+
+
+def run(
+    inputs: FileOptions,
+    words: AttentionWords,
+    experiment: ExperimentOptions,
+    audit: AuditOptions,
+    output: PlotOptions,
+) -> None:
+    """Do what the options ask for, and refuse those that would do nothing there."""
+    printer, given = make_printer(output), (inputs, words, experiment, audit, output)
+    refuse_given(experiment, "expected no files beside it, which are not drawn")
+    if audit.fit_scale is not None:
+        if output.plot is not None:
+            raise UsageError("--plot", "expected no --fit-scale beside it, got both")
+        _run_fit(inputs, words, audit.fit_scale, output, printer)
+        return
+    found = _run_audit(inputs, words, output, printer)
+    write_picture(
+        "variance",
+        given,
+        printer,
+        lambda plots, title: plots.audit_picture(title, found),
+        "variance_plots",
+    )
+
+
+def _run_audit(
+    inputs: FileOptions, words: AttentionWords, output: PlotOptions, printer: Printer
+) -> list[Record]:
+    made, drawn = load_problems(inputs, words, output.precision, output.device), list[Record]()
+    printer.warn(
+        f"«{name}» comes after the scaled scores: their variance does not depend on it"
+        for name in ("softcap", "alibi", "alibi_slopes", "sinks")
+        if getattr(words, name)
+    )
+    for one in made:
+        printer.warn(one.warnings)
+    write_result(
+        output.format,
+        printer,
+        command="variance",
+        columns=analysis.AUDIT,
+        records=kept((record for one in made for record in _audited(one)), drawn),
+        inputs=inputs_record(made),
+        params=params_record(made),
+        show=lambda found: audit_tables(found, printer, output.digits),
+    )
+    return drawn
+
+
+def _audited(made: GroupProblem) -> Iterator[Record]:
+    place = {"source": made.group.source_name, "group": made.group.name}
+    for moments in audited(made.problem):
+        yield place | record_of(moments) | {"diagnosis": diagnosis(moments)}
+
+
+def _run_fit(
+    inputs: FileOptions, words: AttentionWords, file: str, output: PlotOptions, printer: Printer
+) -> None:
+    """Rank the classic scales and a fitted one by what they leave unexplained.
+
+    Raises:
+        UsageError: several groups to fit one tensor to.
+        DataError: a tensor that is neither weights nor output of these Q, K and V.
+    """
+    made = load_problem(inputs, words, output.precision, output.device)
+    tensor, said = read_tensor(file, "«fit_scale»", inputs.dtype)
+    printer.warn((*made.warnings, *said))
+    fit = analysis.fit_to(made.problem, tensor, file)
+    used = {"source": str(fit.source), "scale_used": made.problem.scale}
+    sample = {"rows": fit.rows, "rows_total": fit.rows_total, "target_rms": fit.target_rms}
+    write_result(
+        output.format,
+        printer,
+        command="variance-fit",
+        columns=analysis.FIT_SCALE,
+        records=(used | record_of(candidate) for candidate in fit.candidates),
+        inputs=made.group.described | {str(fit.source): describe(file, tensor)},
+        params=made.params | sample,
+        show=lambda found: fit_tables(fit, found, printer),
+    )
