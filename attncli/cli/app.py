@@ -11,10 +11,10 @@ import gc
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, pairwise
+from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -47,19 +47,35 @@ FRUGAL = {"rows": "--rows", "head_index": "--head-index", "precision": "--precis
 # What names a file to write.
 TARGETS = ("output", "save", "plot")
 
+# The options of a group, or of a command: what is said of each, and its default.
+Options = dict[str, tuple[Told, Any]]
+
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 DebugFlag = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
 
 
-def subcommand(declared: Callable[..., None]) -> Any:
+def subcommand(declared: Callable[..., None], words: Sequence[str] | None = None) -> Any:
     """The command of a function of `attncli.cli.commands`, as Typer builds it.
 
     Groups of options are the function's parameters, and its docstring is the help.
+
+    Args:
+        declared: the function.
+        words: what the command is given. Typer has a validator built for every option it knows,
+            and pydantic loaded for the first: it is told of those alone that these words name.
+            None tells it of all.
     """
     groups = get_type_hints(declared)
     groups.pop("return")
+    spread = {group: _options_of(kind) for group, kind in groups.items()}
+    options = {name: o for options in spread.values() for name, o in options.items()}
+    needed = options if words is None else _needed(options, words)
+    files = [name for name, (told, _) in options.items() if "FILE" in (told.metavar or "")]
+    frugal = [words for name, words in FRUGAL.items() if name in options]
 
-    def run(debug: bool, **values: Any) -> None:
+    def run(debug: bool, **given: Any) -> None:
+        values = {name: default for name, (_, default) in options.items()} | given
+
         def work() -> None:
             _refuse_second_stdin(values)
             _refuse_overwriting({name: values[name] for name in files})
@@ -68,31 +84,60 @@ def subcommand(declared: Callable[..., None]) -> Any:
                     refuse_beyond_64_bits(f"«{option}»", value)
             declared(
                 **{
-                    group: kind(**{option.name: values[option.name] for option in spread[group]})
+                    group: kind(**{name: values[name] for name in spread[group]})
                     for group, kind in groups.items()
                 }
             )
 
         raise typer.Exit(exit_code_of(work, debug, frugal))
 
-    spread = {group: list(_parameters(kind)) for group, kind in groups.items()}
-    names = {option.name for options in spread.values() for option in options}
-    files = [o.name for options in spread.values() for o in options if _may_be_a_file(o)]
-    frugal = [words for name, words in FRUGAL.items() if name in names]
-    debug_flag = _parameter("debug", DebugFlag, False)
-    parameters = [*chain.from_iterable(spread.values()), debug_flag]
+    parameters = [
+        *(p for group, kind in groups.items() for p in _parameters(kind, spread[group], needed)),
+        _parameter("debug", DebugFlag, False),
+    ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     help = escaped(inspect.getdoc(declared))
-    app.command(declared.__name__, help=help, context_settings=HELP_NAMES)(run)
+    app.command(
+        declared.__name__,
+        help=help,
+        context_settings=HELP_NAMES,
+        add_help_option=len(needed) == len(options),
+    )(run)
     return typer.main.get_command(app)
 
 
-def _may_be_a_file(parameter: inspect.Parameter) -> bool:
-    """Whether the help says FILE of the option's value."""
-    _, told = get_args(parameter.annotation)
-    return "FILE" in (told.metavar or "")
+def _options_of(kind: Any) -> Options:
+    """The options of a group by name."""
+    if kind is AttentionWords:
+        return {name: (told, None) for name, told in OPTIONS.items()}
+    return {f.name: (f.metadata["told"], f.default) for f in dataclasses.fields(kind)}
+
+
+def _needed(options: Options, words: Sequence[str]) -> set[str]:
+    """The names of options without which these words cannot be read."""
+    spelt = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
+    named = {
+        name: spelt.intersection(_spellings(name, told)) for name, (told, _) in options.items()
+    }
+    if spelt - {"--debug"}.union(*named.values()):  # help, -qf, -1, a mistake: all may matter
+        return set(options)
+    alone = all(word in spelt for word in words)  # no word is a value, none an argument
+    return {
+        name
+        for name, (told, default) in options.items()
+        if named[name] or default is dataclasses.MISSING or (told.positional and not alone)
+    }
+
+
+def _spellings(name: str, told: Told) -> list[str]:
+    """How an option is typed, with what turns a flag off; nothing for an argument."""
+    if told.positional:
+        return []
+    if told.kind is Kind.FLAG:
+        return [option_name(name), option_name(f"no_{name}")]
+    return list(told.names or (option_name(name),))
 
 
 def escaped(text: str | None) -> str:
@@ -101,17 +146,14 @@ def escaped(text: str | None) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
-def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
-    """A parameter of each option in a group."""
+def _parameters(kind: Any, options: Options, needed: Container[str]) -> Iterator[inspect.Parameter]:
+    """A parameter of each option in a group that is needed."""
     panel = getattr(kind, "panel", "What to compute")
-    if kind is AttentionWords:
-        for name, told in OPTIONS.items():
-            yield _parameter(name, _annotated(name, WORDS[told.kind] | None, told, panel), None)
-        return
-    hints = get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        told, hint = field.metadata["told"], hints[field.name]
-        yield _parameter(field.name, _annotated(field.name, hint, told, panel), field.default)
+    hints = {} if kind is AttentionWords else get_type_hints(kind)
+    for name, (told, default) in options.items():
+        if name in needed:
+            hint = hints[name] if told.kind is None else WORDS[told.kind] | None
+            yield _parameter(name, _annotated(name, hint, told, panel), default)
 
 
 def _annotated(name: str, kind: Any, told: Told, panel: str) -> Any:
@@ -119,11 +161,9 @@ def _annotated(name: str, kind: Any, told: Told, panel: str) -> Any:
     help = escaped(on_command_line(told.help))
     if told.positional:
         return Annotated[kind, typer.Argument(metavar=told.metavar, help=help)]
-    names = told.names or (option_name(name),)
-    if told.kind is Kind.FLAG:
-        names = (f"{names[0]}/--no-{names[0][2:]}",)
+    names = _spellings(name, told)
     option = typer.Option(
-        *names,
+        *(["/".join(names)] if told.kind is Kind.FLAG else names),
         metavar=told.metavar,
         help=help,
         min=told.minimum,
@@ -220,10 +260,17 @@ class AttncliGroup(TyperGroup):
 
         sys.exit(exit_code_of(work))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what stands before the subcommand, for which Typer loads pydantic: often nothing."""
+        if args and args[0] in COMMANDS:
+            self.params, self.add_help_option = [], False
+        return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Put the subcommand itself in the place of what the help lists: build its options now."""
         name, _, rest = super().resolve_command(ctx, args)
-        return name, subcommand(COMMANDS[str(name)]), rest
+        is_run = ctx is not None and not ctx.resilient_parsing  # not completed, nor documented
+        return name, subcommand(COMMANDS[str(name)], rest if is_run else None), rest
 
 
 def _stand_in_for_closed_streams() -> None:

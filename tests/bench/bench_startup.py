@@ -23,9 +23,11 @@ def one(number: int = 1): "One."
 def other(number: int = 2): "Another."
 app(["--help"], standalone_mode=False)
 """
+IMPORTS = "import numpy, typer, rich"
 PAIRS = (
     ("--help / a trivial app's", ["--help"], TRIVIAL, 1.3),
-    ("mask / import numpy, typer, rich", ["mask", "--causal"], "import numpy, typer, rich", 2.0),
+    ("mask / import numpy, typer, rich", ["mask", "--causal"], IMPORTS, 2.0),
+    ("the same with a number", ["mask", "--causal", "--k-len", "8"], IMPORTS, None),
     ("mask / a trivial app's help", ["mask", "--causal"], TRIVIAL, None),
     ("compute / import torch", ["compute"], "import torch", 1.35),
 )

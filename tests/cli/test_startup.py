@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 import pytest
+
+from attncli.analysis.options import AttentionWords
+from attncli.cli.app import subcommand
+from attncli.cli.commands import MaskOptions, PlotOptions
 
 HEAVY = ("torch", "numpy")
 SCRIPT = """
@@ -19,9 +26,9 @@ print("loaded:", *(name for name in {heavy} if name in sys.modules))
 """
 
 
-def loaded(arguments: list[str]) -> list[str]:
+def loaded(arguments: list[str], heavy: tuple[str, ...] = HEAVY) -> list[str]:
     """The heavy libraries that a run of the program imports."""
-    script = [sys.executable, "-c", SCRIPT.format(heavy=HEAVY), *arguments]
+    script = [sys.executable, "-c", SCRIPT.format(heavy=heavy), *arguments]
     done = subprocess.run(script, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[-1].split()[1:]
 
@@ -54,3 +61,41 @@ def test_the_check_can_fail() -> None:
 @pytest.mark.parametrize("line", ["variance --samples 100", "variance --logits 10,1,1"])
 def test_experiments_do_without_torch(line: str) -> None:
     assert loaded(line.split()) == ["numpy"]
+
+
+@pytest.mark.parametrize(
+    ("line", "there"), [("mask --causal", []), ("mask --causal --k-len 3", ["pydantic"])]
+)
+def test_flags_are_read_without_validators(line: str, there: list[str]) -> None:
+    assert loaded(line.split(), ("pydantic",)) == there
+
+
+def given(words: list[str], told: Sequence[str] | None) -> dict[str, Any]:
+    """What reaches a command of these words, where Typer is told of the options in `told`."""
+    found: dict[str, Any] = {}
+
+    def mask(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> None:
+        found.update(asdict(options) | vars(words) | asdict(output))
+
+    subcommand(mask, told)(words, standalone_mode=False)
+    return found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--causal",
+        "a.npy --no-causal -f json",
+        "--left-window=3 --save x.npy a.npy --as additive",
+        "-qf json --alibi",
+        "--hide-below -1 - --debug",
+        "--fail-on --causal",
+        "-- --causal",
+    ],
+)
+def test_options_that_are_not_named_keep_their_defaults(line: str) -> None:
+    words = line.split()
+    found = given(words, words)
+    assert found == given(words, None)
+    assert len(found) > 40
