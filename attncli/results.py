@@ -45,8 +45,8 @@ from attncli.attention.variance.experiment import ExperimentRecord
 from attncli.attention.variance.moments import ScoreMoments
 from attncli.columns import columns_of, record_of
 from attncli.errors import DataError, UsageError
-from attncli.files.limits import require_memory
 from attncli.files.writer import require_folder, write_text
+from attncli.limits import require_memory
 from attncli.report import Language, Unit
 from attncli.report.audit import audit_tables
 from attncli.report.check import check_tables

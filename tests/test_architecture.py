@@ -20,12 +20,12 @@ PACKAGE = Path(attncli.__file__).parent
 
 # What each package may import of the others, for its types as well; `attncli` is the version.
 ARROWS = {
-    "attention": {"columns", "errors"},
-    "files": {"errors"},
-    "analysis": {"attention", "columns", "errors", "files"},
+    "attention": {"columns", "errors", "limits"},
+    "files": {"errors", "limits"},
+    "analysis": {"attention", "columns", "errors", "files", "limits"},
     "report": {"attention", "attncli", "columns", "errors", "files"},
-    "recording": {"analysis", "attention", "columns", "errors", "files"},
-    "results": {"analysis", "attention", "columns", "errors", "files", "report"},
+    "recording": {"analysis", "attention", "columns", "errors", "files", "limits"},
+    "results": {"analysis", "attention", "columns", "errors", "files", "limits", "report"},
     "masking": {"analysis", "attention", "columns", "errors", "report"},
     "api": {"analysis", "attention", "columns", "errors", "files", "recording", "results"},
     "cli": {
@@ -35,11 +35,13 @@ ARROWS = {
         "columns",
         "errors",
         "files",
+        "limits",
         "recording",
         "report",
     },
     "columns": set(),
     "errors": set(),
+    "limits": {"errors"},
     "attncli": {"analysis", "api", "attention", "errors", "masking", "recording", "results"},
     "__main__": {"cli"},
 }

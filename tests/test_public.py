@@ -305,10 +305,10 @@ def test_the_need_is_what_is_kept_and_worked_with(monkeypatch: pytest.MonkeyPatc
     everything = {"batches": None, "heads": None, "rows": None}
     need = ask_stages(problem, ["weights"], option="stages", **everything).needed_bytes
     assert need >= 2 * 4 * 5 * 6 * (8 + 1)
-    monkeypatch.setattr("attncli.files.limits.available_memory", lambda: need - 1)
+    monkeypatch.setattr("attncli.limits.available_memory", lambda: need - 1)
     with pytest.raises(attncli.ResourceError):
         attncli.compute(Q, K, V, stages="weights")
-    monkeypatch.setattr("attncli.files.limits.available_memory", lambda: need)
+    monkeypatch.setattr("attncli.limits.available_memory", lambda: need)
     attncli.compute(Q, K, V, stages="weights")
 
 

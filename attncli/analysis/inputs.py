@@ -24,12 +24,12 @@ from attncli.attention.options import Layout, WeightsLayout
 from attncli.attention.sizes import axes_text, layout_doubts
 from attncli.attention.steps import OutputProjection
 from attncli.errors import DataError, UsageError
-from attncli.files.limits import require_memory
 from attncli.files.reader import open_file
 from attncli.files.roles import fits, read_one, split_name, usual_layout
 from attncli.files.tensor import doubts
 from attncli.files.text import listed, place, shown
 from attncli.files.torch_tensors import as_torch, torch_dtype
+from attncli.limits import require_memory
 
 RANDOM_OPTIONS = ("batch", "q_len", "k_len", "dk", "dv", "seed")
 RANDOM_OR_PACKED = ("heads", "kv_heads")

@@ -18,7 +18,7 @@ from attncli.attention.variance.experiment import (
 from attncli.attention.variance.logits import LogitsRecord
 from attncli.columns import columns_of
 from attncli.errors import UsageError
-from attncli.files.limits import require_memory
+from attncli.limits import require_memory
 
 # The experiment of a page: enough draws for curves, few enough for a quarter of a second.
 CURVE_WIDTHS, CURVE_SAMPLES = [2**power for power in range(11)], 10_000

@@ -15,6 +15,8 @@ from typing import TypeVar
 
 import torch
 
+from attncli.limits import processors
+
 Scratch = TypeVar("Scratch")
 Work = TypeVar("Work")
 Result = TypeVar("Result")
@@ -62,9 +64,10 @@ def parallel_map(
 def single_threaded_torch(device: torch.device) -> Iterator[int]:
     """Keep torch from splitting operations, and give it back its threads afterwards.
 
-    Gives the number of threads that may work instead: as many as torch would have used on CPUs;
-    elsewhere one queues the work. Small operations on a busy machine take a hundred times as long
-    where torch splits them, so this holds for what comes before and after the tiles as well.
+    Gives the number of threads that may work instead: as many as torch would have used on CPUs, or
+    as a container has time for; elsewhere one queues the work. Small operations on a busy machine
+    take a hundred times as long where torch splits them, so this holds for what comes before and
+    after the tiles as well.
     """
     before = torch.get_num_threads()
     if device.type != "cpu" or before == 1:
@@ -72,7 +75,7 @@ def single_threaded_torch(device: torch.device) -> Iterator[int]:
         return
     torch.set_num_threads(1)
     try:
-        yield before
+        yield min(before, processors())
     finally:
         torch.set_num_threads(before)
 

@@ -35,8 +35,8 @@ from attncli.cli.explain import (
 from attncli.cli.output import make_printer, write_picture, write_result
 from attncli.cli.stages import GroupStages, heat_maps, opening, view_of
 from attncli.errors import AttncliError, UsageError
-from attncli.files.limits import require_memory
 from attncli.files.writer import TensorSaver
+from attncli.limits import require_memory
 from attncli.report import Format
 from attncli.report import stages as report
 from attncli.report.printer import Printer, document

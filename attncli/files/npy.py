@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.errors import DataError
-from attncli.files.limits import require_memory
 from attncli.files.tensor import (
     UNDECLARED,
     TensorFile,
@@ -32,6 +31,7 @@ from attncli.files.tensor import (
     shape_text,
 )
 from attncli.files.text import ACCEPTED, listed, place, shown, size_text
+from attncli.limits import require_memory
 
 MAX_HEADER = 12 + 10_000
 

@@ -25,11 +25,11 @@ from weakref import WeakKeyDictionary
 from numpy.typing import NDArray
 
 from attncli.errors import DataError, ResourceError
-from attncli.files.limits import DISK_FULL
 from attncli.files.npy import archive_format, open_npy, open_npz
 from attncli.files.safetensorsfile import open_safetensors
 from attncli.files.tensor import TensorFile, TensorHeader
 from attncli.files.text import ACCEPTED, place, shown
+from attncli.limits import DISK_FULL
 
 _HEAD = 4096
 _TORCH_LEGACY = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."

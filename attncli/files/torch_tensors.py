@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 
 from attncli.errors import DataError, UsageError
-from attncli.files.limits import require_memory
 from attncli.files.tensor import (
     BY_NAME,
     FLOATS,
@@ -31,6 +30,7 @@ from attncli.files.tensor import (
     true_dtype,
 )
 from attncli.files.text import listed, place, shown
+from attncli.limits import require_memory
 
 # Far beyond any real file: a few bytes can describe endlessly nested lists.
 _MOST_ENTRIES = 250_000

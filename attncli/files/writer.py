@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.errors import AttncliError, DataError, ResourceError, UsageError
-from attncli.files.limits import DISK_FULL, require_disk
 from attncli.files.tensor import BY_NAME, name_of
 from attncli.files.text import shown
+from attncli.limits import DISK_FULL, require_disk
 
 _CHUNK = 1 << 22
 _SUFFIXES = (".npz", ".safetensors", ".npy")

@@ -14,8 +14,8 @@ from torch import nn
 
 from attncli.analysis.tensor_files import ALL_GROUPS, LABELS, LABELS_FROM
 from attncli.errors import AttncliError, DataError, UsageError
-from attncli.files.limits import require_disk
 from attncli.files.text import shown
+from attncli.limits import require_disk
 from attncli.recording.hooks import Call, Watch, watching
 from attncli.recording.masks import MaskReader
 from attncli.recording.names import Place, group_names, is_cross, is_decoder

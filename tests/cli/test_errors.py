@@ -171,7 +171,7 @@ def test_debug_shows_where(run: Run, files: Path) -> None:
 
 
 def test_memory_is_refused_before_it_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attncli.files.limits.available_memory", lambda: 1000)
+    monkeypatch.setattr("attncli.limits.available_memory", lambda: 1000)
     outcome = run("compute", code=1)
     assert outcome.stderr.startswith("attncli: error: --max-values: expected a need of at most")
     assert "--format csv" in outcome.stderr

@@ -19,8 +19,8 @@ import file_builders as build
 import numpy as np
 import pytest
 
+from attncli import limits
 from attncli.errors import AttncliError, DataError, ResourceError
-from attncli.files import limits
 from attncli.files.reader import open_file
 
 Put = Callable[[str, bytes], str]
@@ -395,23 +395,6 @@ def test_nothing_in_a_file_is_executed(put: Put, tmp_path: Path, kind: str) -> N
     assert not trap.path.exists()
     pickle.loads(pickle.dumps(trap))
     assert stat.S_ISDIR(trap.path.stat().st_mode), "the trap itself must work"
-
-
-def test_memory_is_what_the_machine_and_its_container_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    meminfo = tmp_path / "meminfo"
-    monkeypatch.setattr(limits, "_MEMINFO", meminfo)
-    monkeypatch.setattr(limits, "_CGROUP", tmp_path)
-    assert limits.available_memory() == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    meminfo.write_text("MemTotal: 9 kB\nMemAvailable: 5 kB\n")
-    assert limits.available_memory() == 5 * 1024
-    (tmp_path / "memory.max").write_text("4000\n")
-    (tmp_path / "memory.current").write_text("3000\n")
-    (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 500\n")
-    assert limits.available_memory() == 1500
-    (tmp_path / "memory.max").write_text("max\n")
-    assert limits.available_memory() == 5 * 1024
 
 
 def test_members_compressed_in_a_way_that_nothing_here_reads(put: Put) -> None:

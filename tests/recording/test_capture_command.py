@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from small_models import build
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from attncli.files.limits import require_disk
+from attncli.limits import require_disk
 from attncli.recording import capture as recording
 from attncli.recording import models as loading
 

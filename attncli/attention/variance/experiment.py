@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
@@ -19,6 +18,7 @@ from attncli.attention.statistics import softmax_stats
 from attncli.attention.variance.distributions import Distribution
 from attncli.columns import column
 from attncli.errors import UsageError
+from attncli.limits import processors
 
 # Numbers drawn from one seed before the next takes over. Part of what a seed means: another value
 # gives other draws. 2 MiB of float64 stay in the second-level cache between drawing and use.
@@ -343,7 +343,7 @@ def _measure(spec: ExperimentSpec, factors: list[float]) -> tuple[ClusterSums, N
 
 def default_threads() -> int:
     """How many chunks are drawn at once where nobody says."""
-    return min(8, os.cpu_count() or 1)
+    return min(8, processors())
 
 
 def _chunk(
