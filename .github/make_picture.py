@@ -1,16 +1,19 @@
-"""Draw the pictures of README and docs: the real output of commands, in colour, as SVG.
+"""Draw the pictures of README and docs: the real output of commands in colour, and a report.
 
-python .github/make_picture.py
+python .github/make_picture.py     # needs the extra `dev`, and Chromium for the report
 """
 
 from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.text import Text
 
@@ -24,6 +27,9 @@ PICTURES = {
         "--heatmap",
     ),
 }
+
+# Where a report shows all heads, in points from its corner.
+ALL_HEADS = {"x": 0, "y": 280, "width": 1120, "height": 660}
 
 
 def draw(name: str, width: int, command: str) -> None:
@@ -39,6 +45,22 @@ def draw(name: str, width: int, command: str) -> None:
     console.save_svg(str(HERE / f"{name}.svg"), title="attncli", unique_id="attncli")
 
 
+def draw_heads() -> None:
+    """Write the page about MiniLM, and take a picture of all its heads."""
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as browsers:
+        page = Path(folder) / "heads.html"
+        report = ["report", "sample_inputs/minilm.safetensors", "-o", str(page), "--quiet"]
+        subprocess.run([sys.executable, "-m", "attncli", *report], check=True, cwd=HERE.parent)
+        chromium = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+        browser = browsers.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1120, "height": 1640}, color_scheme="light")
+        tab.goto(page.as_uri())
+        tab.wait_for_timeout(500)
+        tab.screenshot(path=HERE.parent / "docs" / "heads.png", clip=ALL_HEADS)
+        browser.close()
+
+
 if __name__ == "__main__":
+    draw_heads()
     for name, (width, command) in PICTURES.items():
         draw(name, width, command)

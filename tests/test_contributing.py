@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_readme import assert_printed, in_blocks
+from pages import assert_printed, in_blocks
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ def test_a_change_that_is_shown_does_what_is_shown(title: str, tmp_path: Path) -
             check=False,
         )
         assert ran.returncode == one.code, ran.stderr
-        assert_printed(one, ran.stdout, ran.stderr)
+        assert_printed(one, ran.stdout + ran.stderr)
 
 
 def test_five_changes_are_shown() -> None:

@@ -1,4 +1,4 @@
-"""The smallest fault of an output that `attncli check` calls off, by dtype: README's table.
+"""The smallest fault of an output that `attncli check` calls off, by dtype: see docs/check.md.
 
 Not collected by pytest: run `python tests/bench/detection_limits.py [--length 4096]`.
 """
