@@ -9,6 +9,12 @@ from typing import Any
 
 import torch
 
+from attncli.analysis.needs import (
+    RANDOM_OPTIONS,
+    RANDOM_OR_PACKED,
+    random_shape,
+    require_drawn,
+)
 from attncli.analysis.options import FileOptions, InputOptions, several
 from attncli.analysis.tensor_files import (
     LAYOUT,
@@ -21,7 +27,7 @@ from attncli.analysis.tensor_files import (
 )
 from attncli.attention import qkv
 from attncli.attention.options import Layout, WeightsLayout
-from attncli.attention.sizes import axes_text, layout_doubts
+from attncli.attention.sizes import RandomShape, axes_text, layout_doubts
 from attncli.attention.steps import OutputProjection
 from attncli.errors import DataError, UsageError
 from attncli.files.reader import open_file
@@ -29,11 +35,7 @@ from attncli.files.roles import fits, read_one, split_name, usual_layout
 from attncli.files.tensor import doubts
 from attncli.files.text import listed, place, shown
 from attncli.files.torch_tensors import as_torch, torch_dtype
-from attncli.limits import require_memory
 
-RANDOM_OPTIONS = ("batch", "q_len", "k_len", "dk", "dv", "seed")
-RANDOM_OR_PACKED = ("heads", "kv_heads")
-RANDOM_KEYS = 8
 BIASES = {"bq": "wq", "bk": "wk", "bv": "wv", "bo": "wo"}
 PROJECTION_OPTIONS = ("x", "wq", "wk", "wv", "wo", *BIASES)
 
@@ -193,25 +195,14 @@ def _made_up(options: InputOptions, example: bool) -> Group:
         kind = torch_dtype(options.dtype or "float64")
         cast = (tensor.to(kind) for tensor in qkv.example())
         return _described_group("example", dict(zip(ROLES, cast, strict=True)))
-    sizes = ("batch", "heads", "kv_heads", "q_len", "k_len", "dk", "dv")
-    # Where the lengths are not given they are 8, each on its own: `draw` makes them equal.
-    shape = qkv.RandomShape(**{"k_len": RANDOM_KEYS} | _given(options, sizes))
+    shape = random_shape(options) or RandomShape()
     if shape.kv_heads is not None and shape.kv_heads > 0 and shape.heads % shape.kv_heads:
         problem = f"expected a divisor of «heads={shape.heads}», got {shape.kv_heads}"
         raise UsageError("«kv_heads»", problem)
-    _require_memory(shape)
+    require_drawn(shape)
     seed = options.seed or 0
     drawn = qkv.draw(shape, seed, torch_dtype(options.dtype or "float32"))
     return _described_group("random", dict(zip(ROLES, drawn, strict=True)), seed=seed)
-
-
-def _require_memory(shape: qkv.RandomShape) -> None:
-    """Refuse random tensors that do not fit: drawn in float64, then cast."""
-    keys = shape.q_len if shape.k_len is None else shape.k_len
-    kv_heads = shape.heads if shape.kv_heads is None else shape.kv_heads
-    dv = shape.dk if shape.dv is None else shape.dv
-    elements = shape.heads * shape.q_len * shape.dk + kv_heads * keys * (shape.dk + dv)
-    require_memory("«q_len», «k_len»", max(0, shape.batch * elements * 12))
 
 
 def _described_group(

@@ -107,6 +107,10 @@ def integers(option: str, given: list[str] | None) -> tuple[int, ...] | None:
     return tuple(_number(option, part, int, "whole numbers") for part in _parts(option, given))
 
 
+# More than a table or a chart can show, and than an afternoon can draw.
+MOST_NUMBERS = 10_000
+
+
 def int_ranges(option: str, given: list[str] | None) -> tuple[int, ...] | None:
     """Whole numbers, ranges A:B that double, A:B:xF that multiply, A:B:+D that add.
 
@@ -129,6 +133,9 @@ def _int_range(option: str, text: str) -> list[int]:
     low, high, by = (_number(option, p, int, expected) for p in (*pieces[:2], step[1:]))
     if low < 1 or high < low or by < (2 if step[0] == "x" else 1):
         raise UsageError(option, f"expected a range that climbs, got {text!r}")
+    if step[0] == "+" and (high - low) // by >= MOST_NUMBERS:
+        problem = f"expected at most {MOST_NUMBERS:,} numbers, got {(high - low) // by + 1:,}"
+        raise UsageError(option, problem, "a larger step D, or A:B:xF, gives fewer")
     numbers = [low]
     while (following := numbers[-1] * by if step[0] == "x" else numbers[-1] + by) <= high:
         numbers.append(following)

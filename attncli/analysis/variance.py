@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from attncli.analysis.options import choice_of
@@ -67,7 +67,7 @@ def experiment_specs(
         for width in dict.fromkeys(_listed(dk))
     ]
     for spec in specs:
-        require_memory("«dk», «keys»", spec.bytes_needed)
+        require_memory("«dk», «keys»", spec.bytes_needed, "smaller ones need less")
     return specs
 
 
@@ -76,6 +76,13 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if several else [value]
 
 
-def experiments(specs: Sequence[ExperimentSpec]) -> Iterator[ExperimentRecord]:
-    """The records of every d_k, those of one d_k for every rule and temperature."""
-    return (record for spec in specs for record in experiment(spec))
+def experiments(
+    specs: Sequence[ExperimentSpec], tell: Callable[[int], None] | None = None
+) -> Iterator[ExperimentRecord]:
+    """The records of every d_k, those of one d_k for every rule and temperature.
+
+    Args:
+        specs: what to draw.
+        tell: as for `experiment`.
+    """
+    return (record for spec in specs for record in experiment(spec, tell))

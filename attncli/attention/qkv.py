@@ -25,7 +25,7 @@ from attncli.attention.problem import (
     compute_dtype,
     refuse_nonfinite,
 )
-from attncli.attention.sizes import PACKED, Sizes, to_bhsd
+from attncli.attention.sizes import PACKED, RandomShape, Sizes, to_bhsd
 from attncli.errors import DataError, UsageError
 
 # The 4×3 example that the theory works through by hand; V is ours.
@@ -33,18 +33,8 @@ EXAMPLE_Q = [[0.11, 0.77, 0.08], [-0.55, -0.28, 0.24], [-0.79, 0.97, -0.74], [-0
 EXAMPLE_K = [[-0.89, -0.34, -0.17], [-0.17, 0.81, -0.10], [0.86, -0.99, 0.30], [0.10, -0.91, 0.92]]
 EXAMPLE_V = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomShape:
-    """Sizes of random Q, K and V; None follows another size as its comment says."""
-
-    batch: int = 1
-    heads: int = 1
-    kv_heads: int | None = None  # heads
-    q_len: int = 8
-    k_len: int | None = None  # q_len
-    dk: int = 64
-    dv: int | None = None  # dk
+# Numbers that are drawn before Ctrl-C is heard again.
+DRAWN_AT_ONCE = 1 << 22
 
 
 def example() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -64,9 +54,7 @@ def draw(
     Raises:
         UsageError: a negative seed or length, or fewer than one batch, head or d_k.
     """
-    kv_heads = shape.heads if shape.kv_heads is None else shape.kv_heads
-    k_len = shape.q_len if shape.k_len is None else shape.k_len
-    dv = shape.dk if shape.dv is None else shape.dv
+    kv_heads, k_len, dv = shape.key_heads, shape.keys, shape.values
     at_least_one = {"«batch»": shape.batch, "«heads»": shape.heads, "«kv_heads»": kv_heads}
     for option, value in (at_least_one | {"«dk»": shape.dk}).items():
         if value < 1:
@@ -79,7 +67,12 @@ def draw(
     rng = np.random.default_rng(seed)
 
     def normal(*axes: int) -> torch.Tensor:
-        return torch.from_numpy(rng.standard_normal((shape.batch, *axes))).to(dtype)
+        drawn = torch.empty((shape.batch, *axes), dtype=dtype)
+        flat = drawn.view(-1)
+        for at in range(0, len(flat), DRAWN_AT_ONCE):
+            part = flat[at : at + DRAWN_AT_ONCE]
+            part.copy_(torch.from_numpy(rng.standard_normal(len(part))))
+        return drawn
 
     q = normal(shape.heads, shape.q_len, shape.dk)
     return q, normal(kv_heads, k_len, shape.dk), normal(kv_heads, k_len, dv)

@@ -37,6 +37,44 @@ class Sizes:
         return self.batch * self.heads * self.q_len * self.k_len
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomShape:
+    """Sizes of random Q, K and V; None follows another size as its comment says."""
+
+    batch: int = 1
+    heads: int = 1
+    kv_heads: int | None = None  # heads
+    q_len: int = 8
+    k_len: int | None = None  # q_len
+    dk: int = 64
+    dv: int | None = None  # dk
+
+    @property
+    def key_heads(self) -> int:
+        """H_kv."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def keys(self) -> int:
+        """S_k."""
+        return self.q_len if self.k_len is None else self.k_len
+
+    @property
+    def values(self) -> int:
+        """d_v."""
+        return self.dk if self.dv is None else self.dv
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """How many numbers Q, K and V hold."""
+        of_keys = self.batch * self.key_heads * self.keys
+        return (
+            self.batch * self.heads * self.q_len * self.dk,
+            of_keys * self.dk,
+            of_keys * self.values,
+        )
+
+
 def to_bhsd(tensor: Tensor, role: str, layout: Layout, heads: int | None) -> Tensor:
     """View a tensor, of torch or NumPy, as (B, H, S, d).
 

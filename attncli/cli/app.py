@@ -41,8 +41,17 @@ WORDS: dict[Kind | None, Any] = {
     Kind.LOGITS: list[str],
 }
 
-# What takes less memory, of the commands that have it.
-FRUGAL = {"rows": "--rows", "head_index": "--head-index", "precision": "--precision float32"}
+# What takes less memory, of the commands that have something.
+FRUGAL = {
+    "compute": "--rows, --head-index, --stage and --precision float32 need less",
+    "entropy": "--head-index, --sample-rows and --precision float32 need less",
+    "mask": "smaller --q-len and --k-len need less",
+    "variance": "smaller --dk and --keys need less, or for files --precision float32",
+    "check": "--precision float32 needs less",
+    "compare": "--head-index and --precision float32 need less",
+    "report": "--head-index and --precision float32 need less",
+    "capture": "--layers and a smaller --max-length need less",
+}
 
 # What names a file to write.
 TARGETS = ("output", "save", "plot")
@@ -71,7 +80,7 @@ def subcommand(declared: Callable[..., None], words: Sequence[str] | None = None
     options = {name: o for options in spread.values() for name, o in options.items()}
     needed = options if words is None else _needed(options, words)
     files = [name for name, (told, _) in options.items() if "FILE" in (told.metavar or "")]
-    frugal = [words for name, words in FRUGAL.items() if name in options]
+    frugal = FRUGAL.get(declared.__name__, "")
 
     def run(debug: bool, **given: Any) -> None:
         values = {name: default for name, (_, default) in options.items()} | given

@@ -12,7 +12,7 @@ from enum import StrEnum
 from importlib import import_module
 from typing import Any, ClassVar
 
-from attncli.analysis.options import AttentionWords, FileOptions, InputOptions
+from attncli.analysis.options import AttentionWords, FileOptions, InputOptions, several
 from attncli.attention.options import DistributionName, Layout, Precision, option
 from attncli.errors import UsageError
 from attncli.report import Color, ColourScale, Format, Language, PageTheme, Pooling, Unit
@@ -93,6 +93,20 @@ def compute(
             raise UsageError(name, "expected stages to write, got --shapes, which computes none")
     if options.heatmap and output.format is not Format.TABLE:
         raise UsageError("--heatmap", f"expected --format table, got {output.format}")
+    needs, shape = _require_drawn(inputs)
+    if shape is not None and options.save is not None:
+        chosen = {name: getattr(options, name) for name in ("batch_index", "head_index", "rows")}
+        needs.require_stages(
+            shape,
+            options.save,
+            None if options.stage is None else several(options.stage),
+            {
+                name: None if given is None else len(several(given))
+                for name, given in chosen.items()
+            },
+            softcap=words.softcap is not None,
+            precision=output.precision,
+        )
     _run("compute", inputs, words, options, output)
 
 
@@ -136,6 +150,7 @@ def entropy(
     (S_q, S_k) to (layers, B, H, S_q, S_k), a tuple of layers in a .pt file. Weights of 0 count as
     hidden where no option says what is.
     """
+    _require_drawn(inputs)
     _run("entropy", inputs, words, options, output)
 
 
@@ -398,6 +413,7 @@ def report(inputs: InputOptions, words: AttentionWords, options: ReportOptions) 
     Long inputs are pooled: means and largest weights over blocks of cells, the first keys apart.
     No S_q × S_k matrix is ever built.
     """
+    _require_drawn(inputs)
     _run("report", inputs, words, options)
 
 
@@ -476,6 +492,19 @@ def capture(options: CaptureOptions, output: PrintOptions) -> None:
     if options.generate is not None and options.inputs is not None:
         raise UsageError("«generate»", "expected «text» or «ids» beside it, got «inputs»")
     _run("capture", options, output)
+
+
+def _require_drawn(inputs: InputOptions) -> tuple[Any, Any]:
+    """Refuse random tensors that are too large, before torch loads; what knows needs, and sizes.
+
+    Raises:
+        ResourceError: they are.
+    """
+    needs = import_module("attncli.analysis.needs")
+    shape = needs.random_shape(inputs)
+    if shape is not None:
+        needs.require_drawn(shape)
+    return needs, shape
 
 
 def _run(name: str, *given: Any) -> None:

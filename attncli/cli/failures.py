@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -25,13 +25,13 @@ from attncli.errors import (
 TOO_LARGE = ("allocate", "array is too big", "Maximum allowed dimension", "invalid storage size")
 
 
-def exit_code_of(work: Callable[[], Any], debug: bool = False, frugal: Sequence[str] = ()) -> int:
+def exit_code_of(work: Callable[[], Any], debug: bool = False, frugal: str = "") -> int:
     """Run, tell what ends the run early in one line, and return the exit code.
 
     Args:
         work: what to run; what it returns is an exit code, None stands for 0.
         debug: whether to show the traceback of a failure as well.
-        frugal: what the command has that takes less memory.
+        frugal: what of the command takes less memory, as advice.
     """
     try:
         code: int | None = work()
@@ -54,7 +54,7 @@ def exit_code_of(work: Callable[[], Any], debug: bool = False, frugal: Sequence[
         return explain_failure(error, frugal)
 
 
-def explain_failure(error: BaseException, frugal: Sequence[str] = ()) -> int:
+def explain_failure(error: BaseException, frugal: str = "") -> int:
     """Print what happened in one line, and at most one of advice; return the exit code."""
     if isinstance(error, typer.Exit):
         return error.exit_code
@@ -84,7 +84,7 @@ def abandon_stdout() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - it lives as long as the process
 
 
-def _known(error: BaseException, frugal: Sequence[str]) -> AttncliError | None:
+def _known(error: BaseException, frugal: str) -> AttncliError | None:
     """The project's own error for this one; None for a fault that nobody foresaw."""
     if isinstance(error, AttncliError):
         return error
@@ -97,10 +97,7 @@ def _known(error: BaseException, frugal: Sequence[str]) -> AttncliError | None:
         return ResourceError("standard output", f"expected to write, got: {error.strerror}")
     refused = isinstance(error, MemoryError) or any(words in str(error) for words in TOO_LARGE)
     if refused and isinstance(error, MemoryError | RuntimeError | ValueError):
-        *others, last = frugal or [""]
-        named = f"{', '.join(others)} and {last}" if others else last
-        advice = f"{named} {'need' if others else 'needs'} less" if frugal else ""
-        return ResourceError("memory", "expected more, got an allocation refused", advice)
+        return ResourceError("memory", "expected more, got an allocation refused", frugal)
     return None
 
 

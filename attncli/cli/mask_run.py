@@ -17,6 +17,7 @@ from attncli.analysis.attention_arguments import (
     read_arguments,
     read_array,
 )
+from attncli.analysis.needs import require_booleans, require_mask
 from attncli.analysis.options import AttentionWords, several
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place
 from attncli.attention.masks.build import build_mask
@@ -228,7 +229,9 @@ def _prepared(
     scores = None
     if options.scores is not None and not options.files:
         scores = read_one(options.scores, "«scores»")[0].array
-    mask = build_mask(arguments.options, analysis.sizes_of(arguments.options, said, scores))
+    sizes = analysis.sizes_of(arguments.options, said, scores)
+    require_mask(sizes, arguments.options)
+    mask = build_mask(arguments.options, sizes)
     printer.warn(mask.warnings)
     judged, leaks = audit(mask, arguments.options), None
     if "leak" in several(options.fail_on):
@@ -350,7 +353,10 @@ def _compare(prepared: Prepared) -> None:
 def _records(prepared: Prepared) -> Iterator[Record]:
     """Counts; in JSON with the booleans of each matrix, or word that they are too many."""
     mask = prepared.mask
-    too_many = mask.sizes.q_len * mask.sizes.k_len > prepared.options.max_values
+    cells = mask.sizes.q_len * mask.sizes.k_len
+    too_many = cells > prepared.options.max_values
+    if prepared.output.format is Format.JSON and not too_many:
+        require_booleans(cells * len(prepared.judged.records))
     for counted in prepared.judged.records:
         record = record_of(counted)
         if prepared.output.format is Format.JSON and too_many:

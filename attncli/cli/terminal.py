@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,22 +28,55 @@ ENTER, CAUSAL = set("\r\n"), set("cC")
 Pages = Sequence[Sequence[RenderableType]]
 
 
+# Off a terminal it is said once how long a run will take: after so many seconds, if so many remain.
+_FORETOLD_AFTER, _WORTH_A_LINE = 3.0, 30.0
+_UNITS = (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0), ("s", 1.0))
+
+
 @contextmanager
 def progress(printer: Printer, total: int, what: str) -> Iterator[Callable[[int], None] | None]:
     """A function that is told how much more is done, or None where nobody would see it.
+
+    Terminals get a bar; elsewhere one line says how long it will take, where that is long.
 
     Args:
         printer: whose quietness counts.
         total: how much there is to do.
         what: what is being done, for the line.
     """
-    if printer.quiet or not sys.stderr.isatty() or total <= 0:
+    if printer.quiet or total <= 0:
         yield None
+        return
+    if not sys.stderr.isatty():
+        yield _foretelling(printer, total, what)
         return
     columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+def _foretelling(printer: Printer, total: int, what: str) -> Callable[[int], None]:
+    """Says once, when enough is done to tell, how long the rest will take."""
+    begun, done, told = time.monotonic(), 0, False
+
+    def tell(more: int) -> None:
+        nonlocal done, told
+        done += more
+        passed = time.monotonic() - begun
+        if told or passed < _FORETOLD_AFTER or not done:
+            return
+        told, left = True, passed * (total - done) / done
+        if left >= _WORTH_A_LINE:
+            printer.note(f"{what}: about {duration(left)} left")
+
+    return tell
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the largest unit of which there are two: 90 min, 3 h, 11 days."""
+    unit, size = next((one for one in _UNITS if seconds >= 2 * one[1]), _UNITS[-1])
+    return f"{seconds / size:,.0f} {unit}"
 
 
 def turn_pages(

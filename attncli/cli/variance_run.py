@@ -21,8 +21,10 @@ from attncli.attention.variance.experiment import ExperimentSpec
 from attncli.attention.variance.logits import DEFAULT_DK, softmax_of_logits
 from attncli.cli.commands import AuditOptions, ExperimentOptions, PlotOptions
 from attncli.cli.output import Record, kept, make_printer, write_picture, write_result
+from attncli.cli.terminal import progress
 from attncli.columns import record_of
 from attncli.errors import UsageError, option_name
+from attncli.report import Format
 from attncli.report.printer import Printer
 from attncli.report.variance import experiment_tables, logits_tables
 
@@ -78,16 +80,20 @@ def _run_experiment(
     }
     given = {key: value for key, value in asked.items() if value is not None}
     specs = analysis.experiment_specs(**given)
-    write_result(
-        output.format,
-        printer,
-        command="variance",
-        columns=analysis.EXPERIMENT,
-        records=kept(map(record_of, analysis.experiments(specs)), drawn),
-        inputs={},
-        params=_drawn(specs),
-        show=lambda found: experiment_tables(found, printer, output.digits, output.unit),
-    )
+    # Where records run down the same terminal, a bar would be drawn across them.
+    silent = output.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
+    total = 0 if silent else sum(spec.numbers for spec in specs)
+    with progress(printer, total, "drawing") as tell:
+        write_result(
+            output.format,
+            printer,
+            command="variance",
+            columns=analysis.EXPERIMENT,
+            records=kept(map(record_of, analysis.experiments(specs, tell)), drawn),
+            inputs={},
+            params=_drawn(specs),
+            show=lambda found: experiment_tables(found, printer, output.digits, output.unit),
+        )
     return drawn
 
 

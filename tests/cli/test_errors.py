@@ -96,7 +96,7 @@ DATA = {
     "compute bundle.npz --attn-mask q.npy": "--attn-mask: expected (B=2, H=4, S_q=5, S_k=7)",
     "compute bundle.npz --attn-mask no.npy": "no.npy: expected a file, got no file",
     "compute bundle.npz --key-padding v.npy": "--key-padding: expected (B=2, S_k=7), got",
-    "compute --q-len 10000000000": "--q-len, --k-len: expected a need of at most",
+    "compute --q-len 10000000000": "--q-len: expected a need of at most",
     "compute --device cuda:99": "--device: expected one of",
     "compute -o no/where.txt": "no/where.txt: expected a folder no to write to",
     "compute -o .": ".: expected a file to write, got a directory",

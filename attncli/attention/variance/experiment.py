@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from statistics import NormalDist
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +130,11 @@ class ExperimentSpec:
         return -(-self.samples // self.keys)
 
     @property
+    def numbers(self) -> int:
+        """How many numbers are drawn."""
+        return self.queries * (self.keys + 1) * self.dk
+
+    @property
     def bytes_needed(self) -> int:
         """An estimate of the memory held at once, in bytes, whatever the number of samples."""
         draws = 4 * max(CHUNK_NUMBERS, self.dk)  # q, k and what correlates or shifts them
@@ -179,17 +186,23 @@ class ExperimentRecord:
     assumption: str = column("assumption", description="of var_theory, with its growth by d_k")
 
 
-def experiment(spec: ExperimentSpec) -> tuple[ExperimentRecord, ...]:
+def experiment(
+    spec: ExperimentSpec, tell: Callable[[int], None] | None = None
+) -> tuple[ExperimentRecord, ...]:
     """Draw once, and look at the draws under every rule and temperature, in that order.
 
     Work is cut into chunks of fixed size with a seed each and summed in their order, so that
     neither the number of threads nor anything else about the machine's speed changes a bit of the
     result, and memory does not grow with the samples.
+
+    Args:
+        spec: what to draw.
+        tell: is told of every part how many of the `numbers` it has drawn.
     """
     pairs = list(itertools.product(spec.rules, spec.temperatures))
     scales = [scale_of(rule, spec.dk, spec.keys) for rule, _ in pairs]
     factors = [scale / t for scale, (_, t) in zip(scales, pairs, strict=True)]
-    sums, means = _measure(spec, [1.0, *factors])
+    sums, means = _measure(spec, [1.0, *factors], tell)
     entries, dk, unscaled = spec.distribution, spec.dk, means[0]
     reason, var_theory = _why_no_interval(spec), entries.dot_variance(dk)
     low, high = (None if reason else sums.interval()) or (None, None)
@@ -319,26 +332,38 @@ class ClusterSums:
         return min(most, max(3.0, most / max(1.0, (kurtosis - 1) / 2)))
 
 
-def _measure(spec: ExperimentSpec, factors: list[float]) -> tuple[ClusterSums, NDArray[np.float64]]:
+def _measure(
+    spec: ExperimentSpec, factors: list[float], tell: Callable[[int], None] | None
+) -> tuple[ClusterSums, NDArray[np.float64]]:
     """Sums of all dot products, and mean `SoftmaxStats` under every factor, float64 (factors, 3).
 
-    The chunks are computed a few ahead, and added in their order.
+    The chunks are computed a few ahead, and added in their order. One that is interrupted leaves no
+    chunk to be waited for.
     """
     per_chunk = max(1, CHUNK_NUMBERS // ((spec.keys + 1) * spec.dk))
     chunks = -(-spec.queries // per_chunk)
-    threads = spec.threads or default_threads()
-    with ThreadPoolExecutor(threads) as pool:
+    threads, stopped = spec.threads or default_threads(), Event()
+    pool = ThreadPoolExecutor(threads)
+    try:
         waiting = deque(
-            pool.submit(_chunk, spec, factors, per_chunk, chunk)
+            pool.submit(_chunk, spec, factors, per_chunk, chunk, stopped)
             for chunk in range(min(chunks, 2 * threads))
         )
-        dots, stats = waiting.popleft().result()
-        for chunk in range(1, chunks):
-            if chunk + len(waiting) < chunks:
-                waiting.append(pool.submit(_chunk, spec, factors, per_chunk, chunk + len(waiting)))
-            more_dots, more_stats = waiting.popleft().result()
-            dots, stats = dots + more_dots, stats + more_stats
-    return dots, stats / spec.queries
+        total: tuple[ClusterSums, NDArray[np.float64]] | None = None
+        for chunk in range(chunks):
+            ahead = chunk + len(waiting)
+            dots, stats = waiting.popleft().result()
+            if ahead < chunks:
+                waiting.append(pool.submit(_chunk, spec, factors, per_chunk, ahead, stopped))
+            total = (dots, stats) if total is None else (total[0] + dots, total[1] + stats)
+            if tell is not None:
+                queries = min(per_chunk, spec.queries - chunk * per_chunk)
+                tell(queries * (spec.keys + 1) * spec.dk)
+    finally:
+        stopped.set()
+        pool.shutdown(cancel_futures=True)
+    assert total is not None  # there is at least one query
+    return total[0], total[1] / spec.queries
 
 
 def default_threads() -> int:
@@ -347,16 +372,24 @@ def default_threads() -> int:
 
 
 def _chunk(
-    spec: ExperimentSpec, factors: list[float], per_chunk: int, chunk: int
+    spec: ExperimentSpec, factors: list[float], per_chunk: int, chunk: int, stopped: Event
 ) -> tuple[ClusterSums, NDArray[np.float64]]:
-    """Draw one chunk and sum it up."""
+    """Draw one chunk and sum it up.
+
+    Raises:
+        CancelledError: nobody waits for it any more.
+    """
     queries = min(per_chunk, spec.queries - chunk * per_chunk)
     seed = np.random.SeedSequence(spec.seed, spawn_key=(spec.dk, chunk))
-    scores = _scores(spec, np.random.default_rng(seed), queries)
+    scores = _scores(spec, np.random.default_rng(seed), queries, stopped)
     counted = spec.samples - chunk * per_chunk * spec.keys
-    with np.errstate(under="ignore"):
-        found = [softmax_stats(scores * factor) for factor in factors]
-    stats = [[s.entropy_bits.sum(), s.max_weight.sum(), s.softmax_grad.sum()] for s in found]
+    stats = []
+    for factor in factors:
+        with np.errstate(under="ignore"):
+            found = softmax_stats(scores * factor)
+        stats.append([found.entropy_bits.sum(), found.max_weight.sum(), found.softmax_grad.sum()])
+        if stopped.is_set():
+            raise CancelledError
     return ClusterSums.of(scores, _reference(spec), counted), np.array(stats)
 
 
@@ -367,7 +400,9 @@ def _reference(spec: ExperimentSpec) -> float:
     return 0.0 if entries.entry_mean is None else spec.dk * shared
 
 
-def _scores(spec: ExperimentSpec, rng: np.random.Generator, queries: int) -> NDArray[np.float64]:
+def _scores(
+    spec: ExperimentSpec, rng: np.random.Generator, queries: int, stopped: Event
+) -> NDArray[np.float64]:
     """Draw queries, then their keys, and return q·k less its constant, float64 (queries, keys).
 
     With q = μ + σz and k = μ + σw that is σ·w·q + σμ·Σz.
@@ -380,6 +415,8 @@ def _scores(spec: ExperimentSpec, rng: np.random.Generator, queries: int) -> NDA
     parts = []
     q = entries.to_entries(z.copy())
     for at in range(0, spec.keys, step):
+        if stopped.is_set():
+            raise CancelledError
         e = entries.standardised(rng, (queries, min(step, spec.keys - at), spec.dk))
         k = entries.correlated(z, e)
         k = k if entries.centre else entries.to_entries(k)

@@ -1,0 +1,130 @@
+"""What a command needs, from sizes alone: asked before anything is drawn or torch is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from attncli.analysis.options import InputOptions
+from attncli.attention.options import AttentionOptions, Precision
+from attncli.attention.sizes import FLOAT64_CELLS, RandomShape, Sizes
+from attncli.limits import require_disk, require_memory
+
+# Options that shape random tensors, and those that shape packed heads of files as well.
+RANDOM_OPTIONS = ("batch", "q_len", "k_len", "dk", "dv", "seed")
+RANDOM_OR_PACKED = ("heads", "kv_heads")
+# S_q and S_k where nothing is said, each on its own.
+RANDOM_LENGTH = 8
+
+# Of random tensors a number takes 4 bytes as drawn and 8 as computed with.
+_BYTES_A_NUMBER = 12
+# What a value that is kept takes on its way to a table or to JSON: tensors, objects and text.
+BYTES_A_VALUE = 120
+# What a query or key of a mask takes: positions, ends of intervals, counts, orders. Measured, as
+# the most of causal, windowed, padded, dilated and packed masks.
+_BYTES_A_POSITION = 170
+# What a slope of ALiBi takes: numbers, and their text.
+_BYTES_A_SLOPE = 160
+# What a cell takes in JSON, as true or false.
+_BYTES_A_BOOLEAN = 24
+
+_SMALLER = "smaller sizes need less"
+
+
+def random_shape(options: InputOptions) -> RandomShape | None:
+    """The sizes of the random tensors that are asked for; None where none are."""
+    sizes = ("batch", "heads", "kv_heads", "q_len", "k_len", "dk", "dv")
+    typed = {name: getattr(options, name) for name in (*sizes, "seed")}
+    given = {name: value for name, value in typed.items() if value is not None}
+    others = ("files", "q", "k", "v", "qkv", "x", "wq", "wk", "wv")
+    if not given or any(getattr(options, name) for name in others):
+        return None
+    given.pop("seed", None)
+    return RandomShape(**{"q_len": RANDOM_LENGTH, "k_len": RANDOM_LENGTH} | given)
+
+
+def require_drawn(shape: RandomShape) -> None:
+    """Refuse random tensors that do not fit in memory.
+
+    Raises:
+        ResourceError: naming the sizes that make them so large.
+    """
+    axes = {
+        "batch": shape.batch,
+        "heads": shape.heads,
+        "q_len": shape.q_len,
+        "k_len": shape.keys,
+        "dk": shape.dk,
+        "dv": shape.values,
+    }
+    if min(axes.values()) < 0:
+        return  # refused as such
+    largest = max(axes.values())
+    where = ", ".join(f"«{name}»" for name, length in axes.items() if length == largest)
+    require_memory(where, _BYTES_A_NUMBER * sum(shape.numbers), _SMALLER)
+
+
+def require_stages(
+    shape: RandomShape,
+    target: str,
+    stages: Sequence[str] | None,
+    chosen: Mapping[str, int | None],
+    *,
+    softcap: bool,
+    precision: Precision,
+) -> None:
+    """Refuse stages of random tensors that the disk has no room for.
+
+    Args:
+        shape: of the tensors.
+        target: the file to be.
+        stages: names; None for all.
+        chosen: "batch_index", "head_index" and "rows" → how many; None for all.
+        softcap: whether there is a stage of its own for it.
+        precision: of the arithmetic.
+
+    Raises:
+        ResourceError: naming what makes them fewer.
+    """
+    over_keys = {"scores", "scaled", "masked", "weights"} | ({"capped"} if softcap else set())
+    names = over_keys | {"output"} if stages is None else set(stages)
+    lengths = {"batch_index": shape.batch, "head_index": shape.heads, "rows": shape.q_len}
+    rows = math.prod(
+        length if (count := chosen[name]) is None else count for name, length in lengths.items()
+    )
+    columns = len(names & over_keys) * shape.keys + (shape.values if "output" in names else 0)
+    cells = shape.batch * shape.heads * shape.q_len * shape.keys
+    small = cells <= FLOAT64_CELLS and precision is not Precision.FLOAT32
+    width = 8 if small or precision is Precision.FLOAT64 else 4
+    advice = "fewer of «rows», «head_index», «batch_index» or «stage» need less"
+    require_disk(target, Path(target).parent, rows * columns * width, advice)
+
+
+def require_mask(sizes: Sizes, options: AttentionOptions) -> None:
+    """Refuse a mask that takes more memory than there is, where its cells are never held.
+
+    Raises:
+        ResourceError: naming the lengths.
+    """
+    batches = sizes.batch if _differs_by_batch(options) else 1
+    need = _BYTES_A_POSITION * batches * (sizes.q_len + sizes.k_len)
+    where = "«q_len», «k_len»" if batches == 1 else "«batch», «q_len», «k_len»"
+    require_memory(where, need, _SMALLER)
+    if options.alibi:
+        require_memory("«alibi», «heads»", _BYTES_A_SLOPE * sizes.heads, "fewer «heads» need less")
+
+
+def _differs_by_batch(options: AttentionOptions) -> bool:
+    offset, lengths = options.query_offset, (options.key_lengths, options.query_lengths)
+    return isinstance(offset, tuple) or any(len(one or ()) > 1 for one in lengths)
+
+
+def require_booleans(cells: int) -> None:
+    """Refuse so many cells of a mask in a JSON document.
+
+    Raises:
+        ResourceError: naming the option that leaves them out.
+    """
+    advice = "a smaller «max_values» leaves them out; «save» needs no memory for them"
+    require_memory("«max_values»", _BYTES_A_BOOLEAN * cells, advice)
