@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 _COLUMN = "column"
 
@@ -19,6 +19,9 @@ class Column:
         description: what it is, in a sentence.
         of_sample: whether some of the rows can tell it of all of them.
         is_key: whether it names the record, and comes again in each part of a folded table.
+        holds: the type of a value, or "module:name" of one; None for that of the field.
+        always: whether every record has it.
+        field_of: the dataclass that it is a field of; None for a column without one.
     """
 
     key: str
@@ -27,6 +30,16 @@ class Column:
     description: str = ""
     of_sample: bool = True
     is_key: bool = False
+    holds: Any = None
+    always: bool = True
+    field_of: type | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def type(self) -> Any:
+        """The type of a value, or "module:name" of one."""
+        if self.holds is not None or self.field_of is None:
+            return self.holds
+        return get_type_hints(self.field_of)[self.key]
 
 
 def column(
@@ -36,12 +49,14 @@ def column(
     description: str = "",
     of_sample: bool = True,
     is_key: bool = False,
+    holds: Any = None,
+    always: bool = True,
     default: Any = MISSING,
 ) -> Any:
     """A field of a dataclass that is a column of its records under the field's own name.
 
     Args:
-        heading, unit, description, of_sample, is_key: as in `Column`.
+        heading, unit, description, of_sample, is_key, holds, always: as in `Column`.
         default: of the field.
     """
     told = {
@@ -50,6 +65,8 @@ def column(
         "description": description,
         "of_sample": of_sample,
         "is_key": is_key,
+        "holds": holds,
+        "always": always,
     }
     return field(default=default, metadata={_COLUMN: told})
 
@@ -57,7 +74,7 @@ def column(
 def columns_of(*results: type) -> tuple[Column, ...]:
     """The columns of records made of these dataclasses one after another, in field order."""
     return tuple(
-        Column(part.name, **part.metadata[_COLUMN])
+        Column(part.name, **part.metadata[_COLUMN], field_of=result)
         for result in results
         for part in fields(result)
         if _COLUMN in part.metadata

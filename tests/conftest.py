@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from printed import check_printed
 from typer.testing import CliRunner
 
 from attncli.cli.app import app
@@ -46,12 +47,17 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture
 def run() -> Run:
-    """Run `attncli ARGS`; fails unless the exit code is the expected one (0)."""
+    """Run `attncli ARGS`; fails unless the exit code is the expected one (0).
+
+    What is printed for programs has to fit its schema.
+    """
 
     def run_program(*args: object, stdin: bytes | None = None, code: int = 0) -> Outcome:
         result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
         outcome = Outcome(result.exit_code, result.stdout, result.stderr)
         assert outcome.code == code, (outcome.code, outcome.stderr, result.exception)
+        if code in (0, 3):
+            check_printed([str(arg) for arg in args], outcome.stdout)
         return outcome
 
     return run_program

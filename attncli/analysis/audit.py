@@ -11,15 +11,19 @@ from attncli.attention.variance.moments import ScoreMoments
 from attncli.columns import Column, columns_of
 from attncli.errors import DataError
 
+_SCALE = float | tuple[float, ...]
+
 AUDIT = (
-    Column("source", "file", is_key=True),
-    Column("group", "group", is_key=True),
+    Column("source", "file", is_key=True, description="where Q came from", holds=str),
+    Column("group", "group", is_key=True, description="its name in the bundle", holds=str),
     *columns_of(ScoreMoments),
-    Column("diagnosis", "diagnosis"),
+    Column("diagnosis", "diagnosis", description="what the numbers say, in words", holds=str),
 )
 FIT_SCALE = (
-    Column("source", None, is_key=True),
-    Column("scale_used", None),
+    Column("source", None, is_key=True, description="weights or output", holds=Target),
+    Column(
+        "scale_used", None, description="that of the options: one, or one per head", holds=_SCALE
+    ),
     *columns_of(ScaleCandidate),
 )
 

@@ -40,71 +40,107 @@ ROWS_AT_ONCE = 4096
 class GroupPlace:
     """Where heads came from."""
 
-    source: str = column("file", is_key=True)
-    group: str = column("group", is_key=True)
+    source: str = column("file", is_key=True, description="where Q came from, or random, example")
+    group: str = column("group", is_key=True, description="its name in the bundle, else empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlace(GroupPlace):
     """Which row a record is of."""
 
-    batch: int = column("batch", is_key=True)
-    head: int = column("head", is_key=True)
-    query: int = column("query", is_key=True)
+    batch: int = column("batch", is_key=True, description="its index")
+    head: int = column("head", is_key=True, description="index of the query head")
+    query: int = column("query", is_key=True, description="index of the query")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStatistics(GroupPlace):
     """What one key receives from the queries of a head."""
 
-    batch: int = column("batch", is_key=True)
-    head: int = column("head", is_key=True)
-    key: int = column("key", is_key=True)
-    queries: int = column("queries", description="how many see it")
-    mass: float = column("mass", description="Σ of the weights they give it")
-    mass_mean: float | None = column("mean weight")
+    batch: int = column("batch", is_key=True, description="its index")
+    head: int = column("head", is_key=True, description="index of the query head")
+    key: int = column("key", is_key=True, description="index of the key")
+    queries: int = column("queries", description="real queries that see it")
+    mass: float = column("mass", description="Σ of the weights they give it, 0 to queries")
+    mass_mean: float | None = column(
+        "mean weight", description="mass / queries, 0 to 1; none where no query sees it"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatistics(GroupPlace):
     """The heads of a group: means over them, extremes, and how many have which label."""
 
-    heads: int = column("heads")
-    entropy_nats_mean: float | None = column("entropy", unit="nats")
-    entropy_bits_mean: float | None = column("entropy", unit="bits")
-    entropy_nats_min: float | None = column("lowest head", unit="nats")
-    entropy_nats_max: float | None = column("highest head", unit="nats")
-    entropy_bits_min: float | None = column("lowest head", unit="bits")
-    entropy_bits_max: float | None = column("highest head", unit="bits")
-    effective_keys_mean: float | None = column("effective keys")
-    max_weight_mean: float | None = column("largest weight")
-    max_logit: float | None = column("max logit")
-    sink_mass_mean: float | None = column("sink mass")
-    empty_rows: int = column("empty rows")
-    nonfinite_rows: int = column("non-finite rows")
-    labels: str = column("labels")
+    heads: int = column("heads", description="records of heads: batches × heads")
+    entropy_nats_mean: float | None = column(
+        "entropy", unit="nats", description="mean over the heads of their mean entropies"
+    )
+    entropy_bits_mean: float | None = column("entropy", unit="bits", description="the same in bits")
+    entropy_nats_min: float | None = column(
+        "lowest head", unit="nats", description="mean entropy of the head that has the lowest"
+    )
+    entropy_nats_max: float | None = column(
+        "highest head", unit="nats", description="mean entropy of the head that has the highest"
+    )
+    entropy_bits_min: float | None = column(
+        "lowest head", unit="bits", description="entropy_nats_min in bits"
+    )
+    entropy_bits_max: float | None = column(
+        "highest head", unit="bits", description="entropy_nats_max in bits"
+    )
+    effective_keys_mean: float | None = column(
+        "effective keys", description="mean over the heads of their mean effective keys"
+    )
+    max_weight_mean: float | None = column(
+        "largest weight", description="mean over the heads of their mean largest weights"
+    )
+    max_logit: float | None = column("max logit", description="largest visible logit of all heads")
+    sink_mass_mean: float | None = column(
+        "sink mass", description="mean over the heads of their mean weight on the first keys"
+    )
+    empty_rows: int = column("empty rows", description="rows of all heads that see no key")
+    nonfinite_rows: int = column(
+        "non-finite rows",
+        description="rows of all heads of which a visible logit is NaN or infinite",
+    )
+    labels: str = column("labels", description="how many heads have which label, most first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What the numbers of a head hold for, and what the sink logit takes on average."""
 
-    scale: float | None = column(None, description="None of weights")
-    temperature: float | None = column(None, description="None of weights")
-    sink_weight_mean: float | None = column("sink logit's weight")
+    scale: float | None = column(
+        None, description="what multiplies the scores; none of weights that were given"
+    )
+    temperature: float | None = column(
+        None, description="what divides the scaled scores; none of weights that were given"
+    )
+    sink_weight_mean: float | None = column(
+        "sink logit's weight", description="mean weight that the sink logit takes; none without one"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """What is known of the rows in a sample alone."""
 
-    sampled_queries: int = column("rows sampled")
-    sampled_empty_rows: int = column("empty rows of the sample")
-    sampled_nonfinite_rows: int = column("non-finite rows of the sample")
-    sampled_max_logit: float | None = column("max logit of the sample")
+    sampled_queries: int = column("rows sampled", description="rows that were looked at")
+    sampled_empty_rows: int = column(
+        "empty rows of the sample", description="rows of the sample that see no key"
+    )
+    sampled_nonfinite_rows: int = column(
+        "non-finite rows of the sample",
+        description="rows of the sample of which a visible logit is NaN or infinite",
+    )
+    sampled_max_logit: float | None = column(
+        "max logit of the sample", description="largest visible logit of the sample"
+    )
 
 
 HEAD = columns_of(GroupPlace, HeadStatistics, Setting)
+# Of a sample what all rows alone could tell is none.
+_OF_SAMPLE = tuple(each if each.of_sample else replace(each, holds=float | None) for each in HEAD)
 WORDS_OF_HEADS = ("label", "nearest_label")
 # Beside them where tokens are known.
 OF_TOKENS = columns_of(TokenScores)
@@ -112,8 +148,16 @@ NUMBERS_OF_HEADS = (
     *(each for each in HEAD if not (each.is_key or each.key in WORDS_OF_HEADS)),
     *OF_TOKENS,
 )
-# A name that ends in _se is the standard error of the mean beside it.
-SAMPLED = (*HEAD, *columns_of(Sample), *(Column(f"{name}_se", None) for name in AVERAGED))
+ERRORS = tuple(
+    Column(
+        f"{name}_se",
+        None,
+        description=f"standard error of {name}_mean; 0 where all rows were looked at",
+        holds=float | None,
+    )
+    for name in AVERAGED
+)
+SAMPLED = (*_OF_SAMPLE, *columns_of(Sample), *ERRORS)
 ROW = columns_of(RowPlace, RowStatistics)
 KEY = columns_of(KeyStatistics)
 GROUP = columns_of(GroupStatistics)

@@ -23,25 +23,35 @@ from attncli.columns import column
 class RowEffect:
     """Softmax of one real query before and after a mask."""
 
-    batch: int = column("batch", is_key=True)
-    head: int = column("head", is_key=True)
-    query: int = column("query", is_key=True)
-    sum_before: float = column(None, description="sum of the weights: 1")
-    sum_after: float = column("row sum", description="1, or 0 for an empty row")
-    entropy_before_nats: float | None = column("entropy before", unit="nats")
-    entropy_before_bits: float | None = column("entropy before", unit="bits")
+    batch: int = column("batch", is_key=True, description="its index")
+    head: int = column("head", is_key=True, description="index of the query head")
+    query: int = column("query", is_key=True, description="index of a real query")
+    sum_before: float = column(None, description="sum of the weights without the mask: 1")
+    sum_after: float = column(
+        "row sum", description="sum of the weights with the mask: 1, or 0 for an empty row"
+    )
+    entropy_before_nats: float | None = column(
+        "entropy before", unit="nats", description="entropy of the weights without the mask"
+    )
+    entropy_before_bits: float | None = column(
+        "entropy before", unit="bits", description="entropy_before_nats / ln 2"
+    )
     entropy_after_nats: float | None = column(
-        "after", unit="nats", description="None for an empty row"
+        "after",
+        unit="nats",
+        description="entropy of the weights with the mask; none for an empty row",
     )
-    entropy_after_bits: float | None = column("after", unit="bits")
+    entropy_after_bits: float | None = column(
+        "after", unit="bits", description="entropy_after_nats / ln 2"
+    )
     mass_removed: float = column(
-        "mass removed", description="weight that the keys now invisible had before"
+        "mass removed", description="weight that the keys now hidden had before, 0 to 1"
     )
-    mass_moved: float = column(
-        "mass moved", description="half the sum of the absolute changes of the weights"
-    )
+    mass_moved: float = column("mass moved", description="½ Σ |change| of the weights, 0 to 1")
     top_before: int | None = column("top key before", description="key of the largest weight")
-    top_after: int | None = column("after", description="None for an empty row")
+    top_after: int | None = column(
+        "after", description="key of the largest weight with the mask; none for an empty row"
+    )
 
 
 @dataclass(frozen=True, slots=True)

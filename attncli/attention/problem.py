@@ -22,6 +22,7 @@ from attncli.attention.sizes import (
     layouts_that_fit,
     to_bhsd,
 )
+from attncli.columns import column
 from attncli.errors import DataError, ResourceError, UsageError, in_python
 
 _SCAN_ELEMENTS = 1 << 22
@@ -388,17 +389,21 @@ def _sinks(options: AttentionOptions, heads: int) -> torch.Tensor | None:
 class Cost:
     """Operations (one multiply-add is two) and bytes of the whole problem, whatever is selected."""
 
-    pairs: int  # B·H·S_q·S_k
-    visible_pairs: int  # those of them that real queries see
-    scores_operations: int  # 2·pairs·d_k
-    output_operations: int  # 2·pairs·d_v; 0 without values
-    visible_operations: int  # both, for the visible pairs alone: what a kernel that skips needs
-    softmax_exponentials: int  # one per pair
-    input_bytes: int  # Q, K and V in the dtype of the arithmetic
-    matrix_bytes: int  # one (B, H, S_q, S_k) matrix in that dtype
-    # What is kept beside the inputs when it is never built: the output and a maximum and a sum per
-    # row.
-    streamed_bytes: int
+    pairs: int = column(None, description="B·H·S_q·S_k")
+    visible_pairs: int = column(None, description="those of them that real queries see")
+    scores_operations: int = column(None, description="2·pairs·d_k")
+    output_operations: int = column(None, description="2·pairs·d_v; 0 without values")
+    visible_operations: int = column(
+        None, description="both, for the visible pairs alone: what a kernel that skips needs"
+    )
+    softmax_exponentials: int = column(None, description="one per pair")
+    input_bytes: int = column(None, description="Q, K and V in the dtype of the arithmetic")
+    matrix_bytes: int = column(None, description="one (B, H, S_q, S_k) matrix in that dtype")
+    streamed_bytes: int = column(
+        None,
+        description="what is kept beside the inputs when that matrix is never built: the output, "
+        "and a maximum and a sum per row",
+    )
 
 
 def cost_of(problem: Problem) -> Cost:

@@ -87,7 +87,7 @@ class StageStatistics(NumberStatistics):
         min, max, mean, std: of the finite ones, std of the population; None where there are none.
     """
 
-    n_masked: int = column("masked")
+    n_masked: int = column("masked", description="selected cells that are hidden")
 
 
 @dataclass(slots=True)

@@ -16,13 +16,15 @@ from attncli.columns import column
 class NumberStatistics:
     """Extremes and moments of the finite ones among some numbers, and what the others were."""
 
-    n_nan: int = column("nan")
-    n_posinf: int = column("inf")
-    n_neginf: int = column("-inf")
-    min: float | None = column("min", description="None where nothing is finite")
-    max: float | None = column("max", description="likewise")
-    mean: float | None = column("mean", description="likewise")
-    std: float | None = column("std", description="of the population; likewise")
+    n_nan: int = column("nan", description="how many are NaN")
+    n_posinf: int = column("inf", description="how many are +∞")
+    n_neginf: int = column("-inf", description="how many are −∞; of a stage, of its visible cells")
+    min: float | None = column("min", description="smallest finite value; none without one")
+    max: float | None = column("max", description="largest finite value; none without one")
+    mean: float | None = column("mean", description="mean of the finite values; none without one")
+    std: float | None = column(
+        "std", description="population standard deviation of the finite values; none without one"
+    )
 
 
 @dataclass(slots=True)

@@ -494,6 +494,34 @@ def capture(options: CaptureOptions, output: PrintOptions) -> None:
     _run("capture", options, output)
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class SchemaOptions:
+    """Which schema."""
+
+    panel: ClassVar[str] = "What to print"
+
+    name: str | None = option(
+        None,
+        "A document, as its key schema names it: entropy or attncli.entropy/1. [default: a list]",
+        "NAME",
+        positional=True,
+    )
+    record: str | None = option(
+        None, "One kind of its records alone, as NDJSON has a line each.", "RECORD", positional=True
+    )
+    output: str = option("-", "Where to print it.", "FILE|-", names=("--output", "-o"))
+    quiet: bool = option(False, "No word of what was written.", names=("--quiet", "-q"))
+
+
+def schema(options: SchemaOptions) -> None:
+    """Print the JSON Schema of what a command prints, or list those there are.
+
+    Each schema is made of the results themselves (draft 2020-12): types, units and what every key
+    means. Keys are only ever added within a schema number, so others than these may be there.
+    """
+    _run("schema", options)
+
+
 def _require_drawn(inputs: InputOptions) -> tuple[Any, Any]:
     """Refuse random tensors that are too large, before torch loads; what knows needs, and sizes.
 
@@ -515,5 +543,16 @@ def _run(name: str, *given: Any) -> None:
 # In the order of the help.
 COMMANDS = {
     command.__name__: command
-    for command in (compute, entropy, mask, variance, check, compare, report, inspect, capture)
+    for command in (
+        compute,
+        entropy,
+        mask,
+        variance,
+        check,
+        compare,
+        report,
+        inspect,
+        capture,
+        schema,
+    )
 }

@@ -222,8 +222,7 @@ def _cells(asked: list[GroupStages], form: Format) -> Iterator[str]:
     grouped = len(asked) > 1
     write = report.csv_cells if form is Format.CSV else report.ndjson_cells
     if form is Format.CSV:
-        columns = report.GROUPED_CELL_COLUMNS if grouped else report.CELL_COLUMNS
-        yield ",".join(columns) + "\n"
+        yield ",".join(one.key for one in report.CELLS if grouped or one.always) + "\n"
     for one in asked:
         for stage in one.asked.stages:
             yield from write(one.asked.blocks(stage), one.made.group.name if grouped else None)

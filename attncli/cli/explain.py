@@ -22,7 +22,12 @@ from attncli.report.heatmap import canvas_for, heat_map, names_of_rows
 from attncli.report.printer import Printer, heading, paragraph
 from attncli.report.table import record_table
 
-SHAPES = (Column("group", "group", is_key=True), *columns_of(StepShape))
+SHAPES = (
+    Column(
+        "group", "group", is_key=True, description="its name; empty for the only one", holds=str
+    ),
+    *columns_of(StepShape),
+)
 LINES_OF_PROMPT = 2
 
 

@@ -33,15 +33,23 @@ PART = 1 << 20
 class InspectedTensor:
     """One tensor of a file, whose elements may be no numbers."""
 
-    source: str = column("file", is_key=True)
-    name: str | None = column("name", is_key=True)
-    shape: list[int] = column("shape")
-    dtype: str = column("dtype")
-    elements: int = column(None)
-    bytes: int | None = column("bytes", default=None)
+    source: str = column("file", is_key=True, description="as given")
+    name: str | None = column(
+        "name", is_key=True, description="in its file; none where that holds one tensor without"
+    )
+    shape: list[int] = column("shape", description="sizes of the axes")
+    dtype: str = column("dtype", description="as the file says")
+    elements: int = column(None, description="their number")
+    bytes: int | None = column(
+        "bytes", description="of the elements; none where values are not looked at", default=None
+    )
 
 
-COLUMNS = columns_of(InspectedTensor, NumberStatistics)
+# Of elements that are no numbers nothing is known.
+COLUMNS = (
+    *columns_of(InspectedTensor),
+    *(replace(one, holds=float | None) for one in columns_of(NumberStatistics)),
+)
 
 
 def run(options: InspectOptions, output: OutputOptions) -> None:

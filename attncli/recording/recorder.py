@@ -38,17 +38,21 @@ class CapturedGroup:
 
     group: str = column("group", description="its name in the bundle", is_key=True)
     module: str | None = column(None, description="path of the module that made the call")
-    batch: int = column(None)
-    heads: int = column("heads")
-    kv_heads: int = column("kv heads")
-    q_len: int = column("q len")
-    k_len: int = column("k len")
-    dk: int = column("d_k")
-    dv: int = column("d_v")
-    dtype: str = column("dtype")
-    options: dict[str, Any] = column("options", description="as the bundle declares them")
+    batch: int = column(None, description="number of batches")
+    heads: int = column("heads", description="query heads")
+    kv_heads: int = column("kv heads", description="key and value heads")
+    q_len: int = column("q len", description="number of queries")
+    k_len: int = column("k len", description="number of keys")
+    dk: int = column("d_k", description="width of queries and keys")
+    dv: int = column("d_v", description="width of values")
+    dtype: str = column("dtype", description="of the recorded tensors")
+    options: dict[str, Any] = column(
+        "options", description="what shaped attention, as the bundle declares it"
+    )
     self_check: float | None = column(
-        "self-check", description="the model's own output against the recorded one, in float64"
+        "self-check",
+        description="error of the model's own output, as a share of Σ w·|v|, against attention as "
+        "recorded, in float64, in the row that is furthest off; none where it was not compared",
     )
     allowed: float | None = column(None, description="what rounding explains of it")
 

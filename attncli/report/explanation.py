@@ -21,11 +21,13 @@ FLOAT32_EXP_LIMIT = f"{EXP_LIMITS['float32']:.2f}"
 class Step:
     """One stage of the walk."""
 
-    name: str  # of the stage, in the words used everywhere
-    formula: str  # what is computed
-    shape: str  # the same with this problem's numbers put in
-    purpose: str  # why the stage is there
-    findings: tuple[str, ...]  # what it did to these numbers, a sentence each
+    name: str = column(None, description="of the stage, in the words used everywhere")
+    formula: str = column(None, description="what is computed")
+    shape: str = column(None, description="the same with this problem's numbers put in")
+    purpose: str = column(None, description="why the stage is there")
+    findings: tuple[str, ...] = column(
+        None, description="what it did to these numbers, a sentence each"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,11 @@ class Sizes:
 class StepShape:
     """One step in short."""
 
-    step: str = column("step", is_key=True)
-    operation: str = column("operation")
+    step: str = column("step", is_key=True, description="name of the stage")
+    operation: str = column("operation", description="its formula")
     one_head: str = column("one head", description="its shape without batch and heads")
     all_heads: str = column("batch × heads", description="its shape with them")
-    purpose: str = column("purpose")
+    purpose: str = column("purpose", description="why the stage is there")
 
 
 def step_shapes(sizes: Sizes) -> list[StepShape]:

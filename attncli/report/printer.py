@@ -200,6 +200,11 @@ def paragraph(text: str, printer: Printer, *, style: str = "", lead: str = "") -
 SCHEMA = 1
 
 
+def schema_name(document: str) -> str:
+    """What `schema` of a document says: attncli.entropy/1."""
+    return f"attncli.{document}/{SCHEMA}"
+
+
 def document(
     command: str,
     *,
@@ -218,7 +223,7 @@ def document(
         data: the results; numbers that are not finite become null.
     """
     whole = {
-        "schema": f"attncli.{command}/{SCHEMA}",
+        "schema": schema_name(command),
         "attncli": __version__,
         "inputs": inputs,
         "params": params,

@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from attncli.attention.problem import Cost, Problem
-from attncli.attention.stages import Block, Selection, Stage, StageResult
+from attncli.attention.stages import Block, Selection, Stage, StageResult, StageStatistics
+from attncli.columns import Column, columns_of
 from attncli.files.text import shown, size_text
 from attncli.report import ColourScale, Unit
 from attncli.report.explanation import formula
@@ -38,8 +39,40 @@ from attncli.report.table import (
     text_width,
 )
 
-CELL_COLUMNS = ("stage", "batch", "head", "row", "column", "value")
-GROUPED_CELL_COLUMNS = ("group", *CELL_COLUMNS)
+CELLS = (
+    Column("group", None, description="of several groups, its name", holds=str, always=False),
+    Column("stage", None, description="scores, scaled, …, weights, output", holds=str),
+    Column("batch", None, description="its index", holds=int),
+    Column("head", None, description="its index", holds=int),
+    Column(
+        "row", None, description="index of the query, or of the key in stages k and v", holds=int
+    ),
+    Column("column", None, description="index of the key, or of the feature", holds=int),
+    Column("value", None, description="in the dtype of the arithmetic", holds=float),
+)
+STAGE = (
+    Column(
+        "shape",
+        None,
+        description="(batches, heads, rows, columns) of the selection",
+        holds=tuple[int, int, int, int],
+    ),
+    *columns_of(StageStatistics),
+    Column(
+        "values",
+        None,
+        description="by batch, head, row and column; null where they are too many, of padded "
+        "queries and where not finite",
+        holds=list[list[list[list[float]]]] | None,
+    ),
+    Column(
+        "values_omitted",
+        None,
+        description="true where all are left out since they are too many",
+        holds=bool,
+        always=False,
+    ),
+)
 
 
 def stage_record(result: StageResult) -> dict[str, Any]:

@@ -45,15 +45,25 @@ class Comparison:
 
     target: Target = column("target", description="what was compared")
     passed: bool = column("passed", description="nothing below is off, and the axes are right")
-    max_abs_error: float = column("max abs error", description="of cells finite in both")
-    max_rel_error: float = column("max rel error", description="/ |expected|, where not 0")
+    max_abs_error: float = column(
+        "max abs error", description="largest |actual − expected|, of cells finite in both"
+    )
+    max_rel_error: float = column(
+        "max rel error", description="largest |error| / |expected|, where not 0"
+    )
     rms_error: float = column("rms error", description="√ of the mean squared error")
-    cosine: float | None = column("cosine", description="none where one of both is all 0")
+    cosine: float | None = column(
+        "cosine", description="of both as vectors, −1 to 1; none where one is all 0"
+    )
     mismatches: int = column("mismatches", description="cells beyond the tolerance")
-    worst_index: tuple[int, ...] | None = column("worst at", description="the cell furthest off")
+    worst_index: tuple[int, ...] | None = column(
+        "worst at", description="index of the cell furthest off; none where all is right"
+    )
     actual: float | None = column("actual", description="the candidate there")
     expected: float | None = column("expected", description="the reference there")
-    rtol: float = column("rtol", description="|actual − expected| ≤ atol + rtol·|expected| passes")
+    rtol: float = column(
+        "rtol", description="|actual − expected| ≤ atol + rtol·|expected| passes, cell by cell"
+    )
     atol: float = column("atol", description="at the worst cell; each cell has its own")
     explanation: str | None = column(None, description="what was found out about a failure")
     cells: int = column("cells", description="cells compared")
@@ -61,9 +71,15 @@ class Comparison:
     n_nan: int = column("nan", description="NaN in the candidate")
     n_posinf: int = column("inf", description="+∞ in the candidate")
     n_neginf: int = column("-inf", description="−∞ in the candidate")
-    worst_head: tuple[int, int] | None = column("worst head", description="by error / explained")
-    relative_error: float | None = column("relative error", description="there, rms / expected rms")
-    explained_error: float | None = column("explained error", description="of it, by rounding")
+    worst_head: tuple[int, int] | None = column(
+        "worst head", description="(batch, head) of the largest error / explained error"
+    )
+    relative_error: float | None = column(
+        "relative error", description="of the worst head: rms error / rms of what is expected"
+    )
+    explained_error: float | None = column(
+        "explained error", description="what rounding explains of the relative error"
+    )
     heads_off: int = column("heads off", description="heads beyond 8 times what is explained")
     notes: tuple[str, ...] = column(None, description="what other programs do and is forgiven")
     findings: tuple[str, ...]
@@ -85,13 +101,21 @@ class Pair:
     first: Comparison
     second: Comparison
     closer: int | None = column(None, description="1 or 2, by NaN and inf, then by rms error")
-    max_abs_error: float = column(None, description="|first − second| of cells finite in both")
+    max_abs_error: float = column(
+        None, description="largest |first − second| of cells finite in both"
+    )
     rms_error: float = column(None, description="√ of the mean squared difference")
-    cosine: float | None = column(None, description="of the angle between both")
+    cosine: float | None = column(
+        None, description="of both as vectors, −1 to 1; none where one is all 0"
+    )
     mismatches: int = column(None, description="cells apart by more than both tolerances")
     worst_index: tuple[int, ...] | None = column(None, description="the cell furthest apart")
-    values: tuple[float, float] | None = column(None, description="first and second there")
-    first_part: tuple[int, ...] | None = column(None, description="the first row apart")
+    values: tuple[float, float] | None = column(
+        None, description="of the first and the second there"
+    )
+    first_part: tuple[int, ...] | None = column(
+        None, description="(batch, head, row) of the first row apart"
+    )
     locations: ErrorLocations
 
 

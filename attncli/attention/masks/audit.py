@@ -77,19 +77,25 @@ class MaskRecognition:
 class MaskRecord:
     """What one batch and head of a mask lets through; padded queries count nowhere."""
 
-    batch: int | None = column("batch", description="None where all batches are equal", is_key=True)
-    head: int | None = column("head", description="None where all heads are equal", is_key=True)
-    q_len: int = column("S_q", description="padding included")
-    k_len: int = column("S_k", description="padding included")
-    cells: int = column("cells", description="cells of real queries")
-    kept: int = column("kept", description="how many of them are visible")
-    density: float | None = column("density", description="kept / cells; None without cells")
+    batch: int | None = column("batch", description="none where all batches are equal", is_key=True)
+    head: int | None = column("head", description="none where all heads are equal", is_key=True)
+    q_len: int = column("S_q", description="number of queries, padding included")
+    k_len: int = column("S_k", description="number of keys, padding included")
+    cells: int = column("cells", description="cells of real queries: their number times S_k")
+    kept: int = column("kept", description="cells that are visible")
+    density: float | None = column(
+        "density", description="kept / cells, 0 to 1; none without cells"
+    )
     empty_rows: int = column("empty rows", description="real queries that see no key")
-    first_empty_rows: tuple[int, ...] = column(None, description="indices of the first of them")
+    first_empty_rows: tuple[int, ...] = column(None, description="indices of the first such rows")
     unused_keys: int = column("unused keys", description="keys that no real query sees")
-    first_unused_keys: tuple[int, ...] = column(None, description="indices of the first of them")
-    keys_min: int | None = column("keys min", description="fewest keys that a real query sees")
-    keys_max: int | None = column("max", description="most keys that a real query sees")
+    first_unused_keys: tuple[int, ...] = column(None, description="indices of the first such keys")
+    keys_min: int | None = column(
+        "keys min", description="fewest keys that a real query sees; none without queries"
+    )
+    keys_max: int | None = column(
+        "max", description="most keys that a real query sees; none without queries"
+    )
     description: str = column(None, description="what the mask is, in words")
 
 

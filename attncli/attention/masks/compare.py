@@ -40,11 +40,13 @@ RULES = {
 class Cell:
     """One cell in which two masks differ: in whether it is visible, or in what is added to it."""
 
-    batch: int | None = column("batch", description="None where all are alike", is_key=True)
-    head: int | None = column("head", description="None where all are alike", is_key=True)
-    query: int = column("query", description="its row", is_key=True)
-    key: int = column("key", description="its column", is_key=True)
-    a: bool | float = column("this", description="whether it is visible, or what is added")
+    batch: int | None = column("batch", description="none where all are alike", is_key=True)
+    head: int | None = column("head", description="none where all are alike", is_key=True)
+    query: int = column("query", description="index of its row", is_key=True)
+    key: int = column("key", description="index of its column", is_key=True)
+    a: bool | float = column(
+        "this", description="whether it is visible, or, where both show it, what is added to it"
+    )
     b: bool | float = column("other", description="the same of the other mask")
 
 
@@ -68,9 +70,11 @@ class MaskComparison:
 class Leak:
     """Cells that a mask shows although a declared rule hides them."""
 
-    rule: str  # a name of `RULES`, or the description of a whole pattern
-    cells: int  # number of such cells
-    first: tuple[Cell, ...]  # the first of them; `a` is the mask's visibility, `b` the rule's
+    rule: str = column(None, description="the rule, or the description of a whole pattern")
+    cells: int = column(None, description="number of such cells")
+    first: tuple[Cell, ...] = column(
+        None, description="the first of them; a is the mask's visibility, b the rule's"
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,39 +25,70 @@ class HeadStatistics:
     A field that ends in `_mean` is the mean of the column of rows of that name.
     """
 
-    batch: int = column("batch", is_key=True)
-    head: int = column("head", is_key=True)
-    queries: int = column(None, description="real queries")
+    batch: int = column("batch", is_key=True, description="its index")
+    head: int = column("head", is_key=True, description="index of the query head")
+    queries: int = column(None, description="real queries, padding left out")
     empty_rows: int = column(
-        "empty rows", description="those of them that see no key", of_sample=False
+        "empty rows", description="real queries that see no key", of_sample=False
     )
-    keys_mean: float | None = column(None, description="visible keys")
-    entropy_nats_mean: float | None = column("entropy", unit="nats")
-    entropy_nats_min: float | None = column(None, unit="nats", of_sample=False)
-    entropy_nats_max: float | None = column(None, unit="nats", of_sample=False)
+    keys_mean: float | None = column(None, description="mean number of visible keys of a row")
+    entropy_nats_mean: float | None = column(
+        "entropy",
+        unit="nats",
+        description="mean of −Σ w ln w, 0 to ln(visible keys); the sink logit counts as a key",
+    )
+    entropy_nats_min: float | None = column(
+        None, unit="nats", description="lowest entropy of a row", of_sample=False
+    )
+    entropy_nats_max: float | None = column(
+        None, unit="nats", description="highest entropy of a row", of_sample=False
+    )
     entropy_nats_std: float | None = column(
-        None, unit="nats", description="the population's", of_sample=False
+        None,
+        unit="nats",
+        description="population standard deviation of the rows' entropies",
+        of_sample=False,
     )
-    entropy_bits_mean: float | None = column("entropy", unit="bits")
+    entropy_bits_mean: float | None = column(
+        "entropy", unit="bits", description="entropy_nats_mean / ln 2"
+    )
     entropy_normalized_mean: float | None = column(
-        None, description="entropy / ln(outcomes), over the rows with more than one outcome"
+        None,
+        description="mean of entropy / ln(visible keys, and the sink logit), 0 to 1, over the rows "
+        "with more than one",
     )
-    effective_keys_mean: float | None = column("effective keys", description="e^entropy")
+    effective_keys_mean: float | None = column(
+        "effective keys", description="mean of e^entropy, 1 to the number of visible keys"
+    )
     max_weight_mean: float | None = column(
-        "largest weight", description="the largest weight of each row"
+        "largest weight", description="mean of the largest weight of each row, 0 to 1"
     )
-    max_weight_max: float | None = column(None, of_sample=False)
+    max_weight_max: float | None = column(
+        None, description="largest weight of all", of_sample=False
+    )
     max_logit: float | None = column(
-        "max logit", description="the largest visible logit", of_sample=False
+        "max logit",
+        description="largest visible logit: score after scale, temperature, soft cap and bias; "
+        "none of weights that were given",
+        of_sample=False,
     )
     max_logit_query: int | None = column(
-        "at query", description="where it stands first", of_sample=False
+        "at query", description="query where max_logit stands first", of_sample=False
     )
-    max_logit_key: int | None = column("at key", of_sample=False)
-    logsumexp_mean: float | None = column("logsumexp", description="of the visible keys")
-    sink_mass_mean: float | None = column("sink mass", description="weight on the first keys")
+    max_logit_key: int | None = column(
+        "at key", description="key where max_logit stands first", of_sample=False
+    )
+    logsumexp_mean: float | None = column(
+        "logsumexp",
+        description="mean of ln Σ e^logit over the visible keys, without the sink logit",
+    )
+    sink_mass_mean: float | None = column(
+        "sink mass", description="mean weight on the first keys («sink_keys»), 0 to 1"
+    )
     distance_mean: float | None = column(
-        "distance", description="Σ w·|p − j|, in keys; None where positions are not defined"
+        "distance",
+        description="mean of Σ w·|p − j|, in keys, p the query's position and j the key's; none "
+        "where positions are not defined",
     )
     nonfinite_rows: int = column(
         "non-finite rows",
@@ -65,11 +96,13 @@ class HeadStatistics:
         of_sample=False,
     )
     label: str | None = column(
-        "label", description="what the head does; None where no query has a choice"
+        "label",
+        description="what the head does: previous-token, self, sink, induction, duplicate-token, "
+        "local, uniform, collapsed or mixed; none where no query has a choice",
     )
     label_score: float | None = column(None, description="how much it is that, 0 to 1")
     nearest_label: str | None = column(
-        None, description="the label that a mixed head is nearest to; None of others"
+        None, description="the label that a mixed head is nearest to; none of others"
     )
     scores: LabelScores  # of all labels
 
@@ -79,10 +112,15 @@ class TokenScores:
     """What a head looks for by tokens, where these are known: scores of labels, 0 to 1."""
 
     induction_score: float | None = column(
-        "induction", description="on the keys right behind earlier occurrences of a query's token"
+        "induction",
+        description="mean weight on the keys right behind earlier occurrences of the query's "
+        "token, 0 to 1; none where too few tokens come again, or tokens are not known",
+        always=False,
     )
     duplicate_token_score: float | None = column(
-        "duplicate token", description="on earlier occurrences of a query's token"
+        "duplicate token",
+        description="mean weight on earlier occurrences of the query's token, likewise",
+        always=False,
     )
 
 

@@ -30,8 +30,9 @@ from attncli.columns import column
 class RowStatistics:
     """What is known of rows, (G, R) for the heads of a group or (R,) for one of them.
 
-    Floats are float64, and NaN where a row has no such value: an empty row has none. Fields that
-    are columns say themselves what they are.
+    Floats are float64, and NaN where a row has no such value: an empty row has none; whole numbers
+    are int64, and −1 for no top key. Fields that are columns say themselves what they are, and are
+    None if not asked for.
 
     Attributes:
         row_max: the larger of the largest logit and the sink.
@@ -41,41 +42,62 @@ class RowStatistics:
         output: (G, R, d_v), in the dtype of arithmetic, 0 in empty rows; None if not asked for.
     """
 
-    keys: torch.Tensor = column("keys", description="int64, number of visible keys")
+    keys: torch.Tensor = column("keys", description="number of visible keys", holds=int)
     entropy_nats: torch.Tensor = column(
-        "entropy", unit="nats", description="of all outcomes: the visible keys and the sink"
+        "entropy",
+        unit="nats",
+        description="−Σ w ln w over all outcomes: the visible keys, and the sink logit if there is "
+        "one; 0 to ln(outcomes)",
+        holds=float | None,
     )
-    entropy_bits: torch.Tensor = column("entropy", unit="bits", description="the same in bits")
+    entropy_bits: torch.Tensor = column(
+        "entropy", unit="bits", description="entropy_nats / ln 2", holds=float | None
+    )
     entropy_normalized: torch.Tensor = column(
-        "normalised", description="entropy / ln(outcomes), where there is more than one outcome"
+        "normalised",
+        description="entropy / ln(outcomes), 0 to 1; none where there is one outcome alone",
+        holds=float | None,
     )
-    effective_keys: torch.Tensor = column("effective keys", description="e^entropy")
+    effective_keys: torch.Tensor = column(
+        "effective keys", description="e^entropy, 1 to outcomes", holds=float | None
+    )
     max_weight: torch.Tensor = column(
-        "largest weight", description="the largest weight of a visible key"
+        "largest weight",
+        description="the largest weight of a visible key, 0 to 1",
+        holds=float | None,
     )
     top_key: torch.Tensor | None = column(
-        "top key", description="int64, key of the largest logit, −1 for none; None if not asked for"
+        "top key", description="key of the largest logit; none in an empty row", holds=int | None
     )
     max_logit: torch.Tensor | None = column(
         "max logit",
-        description="the largest that is not NaN; NaN where there is no other; None of weights",
+        description="the largest visible logit that is not NaN; none of weights that were given",
+        holds=float | None,
     )
     logsumexp: torch.Tensor | None = column(
-        "logsumexp", description="of the visible keys alone; None of weights"
+        "logsumexp",
+        description="ln Σ e^logit over the visible keys alone; none of weights that were given",
+        holds=float | None,
     )
     sink_mass: torch.Tensor | None = column(
         "sink mass",
-        description="weight on the first keys; None until it is looked for",
+        description="weight on the first keys («sink_keys»), 0 to 1",
+        holds=float | None,
         default=None,
     )
     distance: torch.Tensor | None = column(
-        "distance", description="Σ w·|p − j|, in keys; None where positions are not defined"
+        "distance",
+        description="Σ w·|p − j|, in keys, p the query's position and j the key's; none where "
+        "positions are not defined",
+        holds=float | None,
     )
     sink_weight: torch.Tensor | None = column(
-        "sink logit's weight", description="what the sink logit takes; None without one"
+        "sink logit's weight",
+        description="what the sink logit takes, 0 to 1; none without one",
+        holds=float | None,
     )
     nonfinite: torch.Tensor = column(
-        "non-finite", description="bool, whether a visible logit is NaN or infinite"
+        "non-finite", description="whether a visible logit is NaN or infinite", holds=bool
     )
     row_max: torch.Tensor
     sum_exp_minus_1: torch.Tensor

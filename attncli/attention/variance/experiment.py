@@ -151,38 +151,59 @@ class ExperimentRecord:
     temperature; its numbers are means over queries.
     """
 
-    dk: int = column("d_k", is_key=True)
+    dk: int = column("d_k", is_key=True, description="width of queries and keys")
     samples: int = column("samples", description="dot products drawn")
-    dist: str = column("dist", description="name of the distribution")
+    dist: str = column("dist", description="what entries were drawn from")
     keys: int = column("keys", description="of each query")
     scale: float = column("scale", description="multiplies the scores")
-    mean: float = column("mean", description="measured, of q·k")
-    mean_theory: float | None = column("mean theory", description="E(q·k)")
-    var: float = column("var", description="measured population variance of q·k")
-    var_theory: float | None = column("var theory", description="Var(q·k)")
-    var_ci95_low: float | None = column(
-        "95 % from", description="of the variance, allowing for keys that share a query"
+    mean: float = column("mean", description="measured mean of q·k")
+    mean_theory: float | None = column(
+        "mean theory", description="E(q·k); none where it does not exist"
     )
-    var_ci95_high: float | None = column("to")
+    var: float = column("var", description="measured population variance of q·k")
+    var_theory: float | None = column(
+        "var theory", description="Var(q·k); none where it does not exist"
+    )
+    var_ci95_low: float | None = column(
+        "95 % from",
+        description="lower end of a 95 % interval of the variance, allowing for keys that share a "
+        "query; none where there is none, see interval_reason",
+    )
+    var_ci95_high: float | None = column("to", description="upper end of that interval")
     ratio: float | None = column("ratio", description="var / var_theory")
     scaled_var: float = column("scaled var", description="var · (scale / temperature)²")
-    entropy_bits_unscaled: float = column("entropy unscaled", unit="bits")
-    entropy_bits_scaled: float = column("entropy scaled", unit="bits")
-    entropy_bits_max: float = column("log2(keys)", unit="bits")
-    max_weight_unscaled: float = column("largest weight unscaled")
-    max_weight_scaled: float = column("largest weight scaled")
-    softmax_grad_unscaled: float = column(
-        "gradient unscaled", description="Frobenius norm of the softmax Jacobian"
+    entropy_bits_unscaled: float = column(
+        "entropy unscaled", unit="bits", description="mean entropy of softmax(q·k)"
     )
-    softmax_grad_scaled: float = column("gradient scaled")
+    entropy_bits_scaled: float = column(
+        "entropy scaled", unit="bits", description="of softmax(q·k · scale / temperature)"
+    )
+    entropy_bits_max: float = column("log2(keys)", unit="bits", description="the most there can be")
+    max_weight_unscaled: float = column(
+        "largest weight unscaled", description="mean largest weight of softmax(q·k), 0 to 1"
+    )
+    max_weight_scaled: float = column(
+        "largest weight scaled", description="of softmax(q·k · scale / temperature)"
+    )
+    softmax_grad_unscaled: float = column(
+        "gradient unscaled",
+        description="mean Frobenius norm of the Jacobian of softmax(q·k), 0 to ½ √2",
+    )
+    softmax_grad_scaled: float = column(
+        "gradient scaled", description="of the Jacobian of softmax(q·k · scale / temperature)"
+    )
     rule: str = column("scale rule", description="its name, or the number given in its place")
     temperature: float = column("temperature", description="divides the scaled scores")
-    entry_mean: float | None = column("entry mean", description="of Q and K, by theory")
-    entry_std: float | None = column("entry std", description="of Q and K, by theory")
-    correlation: float = column("correlation", description="between q and k")
+    entry_mean: float | None = column("entry mean", description="of an entry of Q and K, by theory")
+    entry_std: float | None = column("entry std", description="of an entry of Q and K, by theory")
+    correlation: float = column(
+        "correlation", description="between the entries of q and k, −1 to 1"
+    )
     df: float | None = column("df", description="degrees of freedom of student-t")
     seed: int = column("seed", description="of the draws")
-    interval_reason: str | None = column("no interval because")
+    interval_reason: str | None = column(
+        "no interval because", description="why there is no interval; none where there is one"
+    )
     assumption: str = column("assumption", description="of var_theory, with its growth by d_k")
 
 

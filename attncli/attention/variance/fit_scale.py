@@ -38,7 +38,7 @@ class ScaleCandidate:
     the problem's own where that is another, or "fitted"; "a = b" where two are one.
     """
 
-    name: str = column("scale", is_key=True)
+    name: str = column("scale", is_key=True, description="its name or formula, or fitted")
     scale: float = column(
         "value", description="multiplies the scores, before the temperature divides them"
     )

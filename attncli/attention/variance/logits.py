@@ -25,17 +25,19 @@ EXP_LIMITS = {
 class LogitsRecord:
     """What one way to take the softmax makes of the logits x."""
 
-    form: str = column("softmax", is_key=True)
-    dtype: str = column("in", description="what was computed in")
+    form: str = column("softmax", is_key=True, description="how it was taken")
+    dtype: str = column("in", description="what was computed in: float16, float32, float64")
     weights: tuple[float, ...] = column(None, description="one a logit")
     sum: float = column("sum", description="of the weights")
     entropy_nats: float | None = column(
-        "entropy", unit="nats", description="None where the weights do not sum to 1"
+        "entropy", unit="nats", description="−Σ w ln w; none where the weights do not sum to 1"
     )
-    entropy_bits: float | None = column("entropy", unit="bits")
-    max_weight: float | None = column("largest weight", description="likewise")
+    entropy_bits: float | None = column("entropy", unit="bits", description="entropy_nats / ln 2")
+    max_weight: float | None = column(
+        "largest weight", description="0 to 1; none where the weights do not sum to 1"
+    )
     softmax_grad: float | None = column(
-        "gradient", description="Frobenius norm of the softmax Jacobian; likewise"
+        "gradient", description="Frobenius norm of the softmax Jacobian, 0 to ½ √2; likewise"
     )
 
 

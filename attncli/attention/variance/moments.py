@@ -43,13 +43,13 @@ class ScoreMoments:
     Every number is None where there are no such cells or pairs, or where it is not finite.
     """
 
-    batch: int = column("batch", is_key=True)
-    head: int = column("head", is_key=True, description="of the queries")
-    dk: int = column("d_k", is_key=True)
-    cells: int = column("cells", description="visible ones")
-    mean: float | None = column("mean", description="of the visible scores")
+    batch: int = column("batch", is_key=True, description="its index")
+    head: int = column("head", is_key=True, description="index of the query head")
+    dk: int = column("d_k", is_key=True, description="width of queries and keys")
+    cells: int = column("cells", description="visible pairs of a query and a key")
+    mean: float | None = column("mean", description="mean of the visible scores q·k")
     var: float | None = column("var", description="population variance of the visible scores")
-    std: float | None = column("std")
+    std: float | None = column("std", description="√var")
     var_within_rows: float | None = column(
         "within rows",
         description="mean variance along a row over real pairs, all that softmax sees: "
@@ -61,19 +61,21 @@ class ScoreMoments:
     scale: float = column("scale", description="multiplies the scores")
     scaled_mean: float | None = column("scaled mean", description="mean · scale / temperature")
     scaled_var: float | None = column("scaled var", description="var · (scale / temperature)²")
-    scaled_std: float | None = column("scaled std")
-    q_mean_norm: float | None = column("|q mean|", description="‖q̄‖")
-    k_mean_norm: float | None = column("|k mean|", description="‖k̄‖")
+    scaled_std: float | None = column("scaled std", description="√scaled_var")
+    q_mean_norm: float | None = column("|q mean|", description="‖q̄‖, length of the mean query")
+    k_mean_norm: float | None = column("|k mean|", description="‖k̄‖, length of the mean key")
     q_var: float | None = column(
         "q var", description="tr(Σ_q)/d_k: of an entry about its column's mean, averaged"
     )
-    k_var: float | None = column("k var", description="tr(Σ_k)/d_k")
+    k_var: float | None = column("k var", description="tr(Σ_k)/d_k, likewise")
     var_unit_theory: float = column(
         "unit theory",
         description="d_k: what independent entries of mean 0 and variance 1 would give, and what "
         "1/√d_k is made for",
     )
-    var_from_interaction: float | None = column("interaction", description="tr(Σ_q Σ_k)")
+    var_from_interaction: float | None = column(
+        "interaction", description="tr(Σ_q Σ_k), from what varies in both"
+    )
     var_from_query_mean: float | None = column(
         "query mean", description="q̄ᵀΣ_k q̄, a bias towards the same keys that all queries share"
     )
