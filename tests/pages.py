@@ -57,18 +57,37 @@ class Shown:
         return int(announced[1]) if announced else 0
 
 
-def in_blocks(text: str) -> Iterator[Shown]:
-    """Commands of a page's code blocks, continued lines joined."""
-    for block in re.findall(r"^```(?:yaml)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        shown = None
-        for line in block.replace("\\\n", " ").splitlines():
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    text: str
+
+    @property
+    def commands(self) -> list[Shown]:
+        """Its command lines, continued ones joined: of a terminal, of a list, of a workflow."""
+        found: list[Shown] = []
+        lines = self.text.replace("\\\n", " ").splitlines() if self.language in ("", "yaml") else []
+        for line in lines:
+            listed = re.search(r"^(?:.*&& |\s*(?:- )?run: |\s*)(attncli .*)", line)
             if line.startswith("$ "):
-                shown = Shown(line=re.sub(r"\s{2,}(?!#)", " ", line[2:]), line_of_terminal=True)
-                yield shown
-            elif shown is not None:
-                shown.output.append(line)
-            elif found := re.search(r"^(?:.*&& |\s*(?:- )?run: |\s*)(attncli .*)", line):
-                yield Shown(line=re.sub(r"\s{2,}(?!#)", " ", found[1]))
+                found.append(Shown(line=_single_spaced(line[2:]), line_of_terminal=True))
+            elif found and found[-1].line_of_terminal:
+                found[-1].output.append(line)
+            elif listed:
+                found.append(Shown(line=_single_spaced(listed[1])))
+        return found
+
+
+def _single_spaced(line: str) -> str:
+    return re.sub(r"\s{2,}(?!#)", " ", line)
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """All fenced blocks of a page."""
+    for language, inside in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield Block(language, inside)
 
 
 def in_prose(text: str) -> Iterator[Shown]:
@@ -80,25 +99,27 @@ def in_prose(text: str) -> Iterator[Shown]:
 
 def all_shown(text: str) -> list[Shown]:
     """Every command of a page, in order of appearance within blocks and prose."""
-    return [*in_blocks(text), *in_prose(text)]
+    in_blocks = [shown for block in blocks(text) for shown in block.commands]
+    return [*in_blocks, *in_prose(text)]
 
 
 def printed_by(shown: Shown, run: Any) -> str | None:
     """What a terminal would show of a line: what it prints, then what it says beside it.
 
     One `attncli` runs in this process, and a shell that does the rest of the line hears what it
-    has said; a line of several, as in a loop, runs as it stands.
+    has said; a line of several, as in a loop, or with a pipe into one, runs as it stands.
 
     Args:
         run: the fixture of that name.
 
     Returns: None where the line needs a program that is not there.
     """
-    single = shown.line.count("attncli ") == 1 and "$" not in shown.command
+    single = shown.line.startswith("attncli ") and shown.line.count("attncli ") == 1
     replay = 'attncli() { "$PYTHON" -m attncli "$@"; }'
     if single:
         # A sweep whose numbers are not shown needs few draws.
-        fewer = ["--samples", "1000"] if ":" in shown.command and not shown.output else []
+        sweep = re.match(r"attncli variance --dk \d+:", shown.command) and not shown.output
+        fewer = ["--samples", "1000"] if sweep else []
         outcome = run(*shown.arguments, *fewer, code=shown.code)
         if shown.line.partition(" #")[0].strip() == shown.command.strip():
             return str(outcome.stdout + outcome.stderr)

