@@ -47,10 +47,10 @@ def of_record(name: str, record: str) -> Draft202012Validator:
 
 def check_printed(arguments: Sequence[str], printed: str) -> None:
     """Fail unless what a run printed for programs fits its schema, be it to a file."""
-    target = Path(_value(arguments, "--output", "-o") or "-")
-    if target.is_file():
-        printed = target.read_text(encoding="utf-8")
     command, form = arguments[0], _value(arguments, "--format", "-f")
+    target = Path(_value(arguments, "--output", "-o") or "-")
+    if form and command != "capture" and target.is_file():  # whose bundle it is
+        printed = target.read_text(encoding="utf-8")
     if form == "json":
         check_document(json.loads(printed))
     elif form == "ndjson":
