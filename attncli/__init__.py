@@ -11,7 +11,10 @@ torch.Size([1, 1, 2, 2])
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+
+# As type checkers read it: loading `typing` takes longer than all else here, and what it would
+# put off is the handler of signals.
+TYPE_CHECKING = False
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,16 @@
-"""`python -m attncli` is the same program as `attncli`."""
+"""The program: `attncli`, and `python -m attncli`."""
 
-from attncli.cli.app import main
+from importlib import import_module
 
-main()
+from attncli.signals import end_cleanly
+
+
+def main() -> None:
+    """Entry point of the `attncli` command."""
+    # First: whoever interrupts a program that is still being loaded wants no traceback either.
+    end_cleanly()
+    import_module("attncli.cli.app").main()
+
+
+if __name__ == "__main__":
+    main()

@@ -23,8 +23,8 @@ from attncli.errors import ResourceError
 if sys.platform != "win32":
     import resource
 
-# What the system says of a disk, or of a share of it, that is full.
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What the system says of a disk, or of a share of it, that is full, or that a file may be.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -66,6 +66,17 @@ def require_disk(where: str, folder: Path, need: int, advice: str = "") -> None:
     if need > free:
         problem = f"expected a need of at most {decimal(free)} on disk, got {decimal(need)}"
         raise ResourceError(where, problem, advice)
+
+
+def full_disk(error: OSError, folder: Path) -> str:
+    """What was met in a folder where the system has said one of `DISK_FULL`."""
+    if error.errno == errno.EFBIG:
+        return "a limit to the size of files"
+    with contextlib.suppress(OSError, AttributeError):  # Windows does not tell
+        state = os.statvfs(folder)
+        if state.f_files and not state.f_favail:
+            return "a disk that takes no more files"
+    return "a full disk"
 
 
 def available_memory() -> int | None:

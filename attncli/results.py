@@ -45,7 +45,8 @@ from attncli.attention.variance.experiment import ExperimentRecord
 from attncli.attention.variance.moments import ScoreMoments
 from attncli.columns import columns_of, record_of
 from attncli.errors import DataError, UsageError
-from attncli.files.writer import require_folder, write_text
+from attncli.files.target import require_target
+from attncli.files.writer import write_text
 from attncli.limits import require_memory
 from attncli.report import Language, Unit
 from attncli.report.audit import audit_tables
@@ -110,7 +111,7 @@ class OfProblem(Shown):
         keys = self.problem.sizes.k_len
         if labels is not None and len(labels) != keys:
             raise DataError("labels", f"expected {keys}, one a key, got {len(labels)}")
-        require_folder(path)
+        require_target(path)
         language = choice_of(Language, language, "language")
         tokens = None if labels is None else token_numbers((tuple(labels),), self.problem)
         chosen = list(by_batch(ChosenHeads(WHERE, self.problem, self._chosen(), tokens)))

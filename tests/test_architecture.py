@@ -21,9 +21,9 @@ PACKAGE = Path(attncli.__file__).parent
 # What each package may import of the others, for its types as well; `attncli` is the version.
 ARROWS = {
     "attention": {"columns", "errors", "limits"},
-    "files": {"errors", "limits"},
+    "files": {"errors", "limits", "signals"},
     "analysis": {"attention", "columns", "errors", "files", "limits"},
-    "report": {"attention", "attncli", "columns", "errors", "files"},
+    "report": {"attention", "attncli", "columns", "errors", "files", "signals"},
     "recording": {"analysis", "attention", "columns", "errors", "files", "limits"},
     "results": {"analysis", "attention", "columns", "errors", "files", "limits", "report"},
     "masking": {"analysis", "attention", "columns", "errors", "report"},
@@ -38,12 +38,14 @@ ARROWS = {
         "limits",
         "recording",
         "report",
+        "signals",
     },
     "columns": set(),
     "errors": set(),
     "limits": {"errors"},
     "attncli": {"analysis", "api", "attention", "errors", "masking", "recording", "results"},
-    "__main__": {"cli"},
+    "signals": set(),
+    "__main__": {"cli", "signals"},
 }
 # Pictures are counted where they are drawn, since their size is the terminal's. Everything else
 # arrives as a result.
@@ -56,6 +58,7 @@ LIGHT = (
     "attncli.columns",
     "attncli.errors",
     "attncli.files",
+    "attncli.signals",
 )
 HEAVY = {"numpy", "rich", "torch"}
 # `mask` and `inspect` promise to do without torch, so does whatever they import.
@@ -63,6 +66,7 @@ WITHOUT_TORCH = ("attention.masks", "attention.options", "files", "report.canvas
 WITH_TORCH = {"attncli.files.torch_tensors"}
 # Where an import is put off on purpose, and what for.
 PUT_OFF = {
+    "attncli.__main__": "everything, before which signals get their handler",
     "attncli.cli.commands": "what a command does, of which help has no use",
     "attncli": "a public name, loaded with its first use",
     "attncli.cli.capture_run": "transformers, an extra",

@@ -18,8 +18,8 @@ from attncli.cli.commands import CaptureOptions, PrintOptions
 from attncli.cli.output import Record, write_result
 from attncli.columns import columns_of, record_of
 from attncli.errors import CheckFailedError, DataError, UsageError, option_name
+from attncli.files.target import require_target
 from attncli.files.text import shown
-from attncli.files.writer import require_folder
 from attncli.recording.capture import Capture
 from attncli.recording.recorder import CapturedGroup
 from attncli.report import Format
@@ -38,7 +38,7 @@ def run(options: CaptureOptions, output: PrintOptions) -> None:
         CheckFailedError: what was recorded of a layer is not what the model did.
     """
     printer = Printer(color=output.color, quiet=output.quiet)
-    require_folder(options.output)
+    require_target(options.output)
     layers = integers("«layers»", options.layers)
     models = _models()
     generates = options.generate is not None
@@ -54,7 +54,7 @@ def run(options: CaptureOptions, output: PrintOptions) -> None:
             model.run(one, recorded, generate=options.generate)
     printer.warn(recorded.warnings)
     groups = list(recorded.groups.values())
-    printer.note(f"wrote {options.output}")
+    printer.wrote(options.output)
     half = sorted({group.dtype for group in groups} & {"bfloat16", "float16"})
     if half:
         said = "its own weights carry that rounding, those that attncli computes of it do not"

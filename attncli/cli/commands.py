@@ -7,6 +7,8 @@ makes every group of options: they have neither equality nor a `repr`, which wou
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import MISSING, dataclass
 from enum import StrEnum
 from importlib import import_module
@@ -14,7 +16,7 @@ from typing import Any, ClassVar
 
 from attncli.analysis.options import AttentionWords, FileOptions, InputOptions, several
 from attncli.attention.options import DistributionName, Layout, Precision, option
-from attncli.errors import UsageError
+from attncli.errors import DataError, UsageError
 from attncli.report import Color, ColourScale, Format, Language, PageTheme, Pooling, Unit
 
 
@@ -536,8 +538,19 @@ def _require_drawn(inputs: InputOptions) -> tuple[Any, Any]:
 
 
 def _run(name: str, *given: Any) -> None:
-    """Load the body of a command, which is heavy, and run it."""
-    import_module(f"attncli.cli.{name}_run").run(*given)
+    """Load the body of a command, which is heavy, and run it: its files appear together, or none.
+
+    Raises:
+        DataError: the working directory has been deleted; torch would end the program.
+    """
+    try:
+        os.getcwd()  # noqa: PTH109 - no path is wanted
+    except FileNotFoundError:
+        problem = "expected one that is there, got one that was deleted"
+        raise DataError("working directory", problem) from None
+    with import_module("attncli.files.target").together():
+        import_module(f"attncli.cli.{name}_run").run(*given)
+        sys.stdout.flush()  # a full disk behind it is a failure, too
 
 
 # In the order of the help.

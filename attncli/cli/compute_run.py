@@ -189,7 +189,7 @@ def _gather(
             write = None if saver is None else partial(_write, saver, one.made.group.name)
             one.asked.gather(found, max_values, write)
     if options.save is not None:
-        printer.note(f"wrote {options.save}")
+        printer.wrote(options.save)
     return results
 
 

@@ -201,7 +201,7 @@ def prepare(
         additive = options.save_as == "additive"
         dtype = (options.save_dtype or "float32") if additive else "bool"
         printer.warn(analysis.save_mask(prepared.mask, options.save, dtype))
-        printer.note(f"wrote {options.save}")
+        printer.wrote(options.save)
     return prepared
 
 

@@ -12,7 +12,7 @@ from attncli.analysis.options import defaults_of
 from attncli.cli.commands import OutputOptions, PlotOptions
 from attncli.columns import Column
 from attncli.errors import CheckFailedError, option_words
-from attncli.files.writer import require_folder
+from attncli.files.target import require_target
 from attncli.report import Format
 from attncli.report.drawing import pictures, require_picture
 from attncli.report.printer import Printer, csv_lines, document, ndjson
@@ -33,7 +33,7 @@ def make_printer(output: OutputOptions) -> Printer:
         UsageError: a picture that cannot be drawn.
     """
     if output.output != "-":
-        require_folder(output.output)
+        require_target(output.output)
     if isinstance(output, PlotOptions) and output.plot is not None:
         require_picture(output.plot)
     return Printer(target=output.output, color=output.color, quiet=output.quiet)
@@ -59,7 +59,7 @@ def write_picture(
     if target is not None:
         title = shlex.join(command_words(command, given, dict.fromkeys(_NOT_DRAWN)))
         draw(pictures(module), title).write(target)
-        printer.note(f"wrote {target}")
+        printer.wrote(target)
 
 
 def kept(records: Iterable[Record], into: list[Record]) -> Iterator[Record]:

@@ -35,8 +35,8 @@ from attncli.cli.commands import ReportOptions
 from attncli.cli.terminal import progress
 from attncli.columns import record_of
 from attncli.errors import UsageError, on_command_line, option_words
+from attncli.files.target import require_target
 from attncli.files.text import shown
-from attncli.files.writer import require_folder
 from attncli.report.page.contents import Commands, Page, PageGroup
 from attncli.report.page.page import map_budget, page_html
 from attncli.report.printer import Printer
@@ -54,7 +54,7 @@ def run(inputs: InputOptions, words: AttentionWords, options: ReportOptions) -> 
     most = _bytes(options.max_size)
     printer = Printer(target=options.output, quiet=options.quiet)
     if options.output != "-":
-        require_folder(options.output)
+        require_target(options.output)
     computing = options.precision, options.device
     made = load_problems(inputs, words, *computing, weights=options.weights, example=True)
     if options.labels is not None:

@@ -10,7 +10,7 @@ from attncli.cli.commands import SchemaOptions
 from attncli.cli.documents import DOCUMENTS
 from attncli.columns import Column
 from attncli.errors import UsageError
-from attncli.files.writer import require_folder
+from attncli.files.target import require_target
 from attncli.report.printer import Printer, schema_name
 from attncli.report.schema import schema_of_document, schema_of_record
 from attncli.report.table import record_table
@@ -26,7 +26,7 @@ _LIST = (
 def run(options: SchemaOptions) -> None:
     """Print a schema, or the list."""
     if options.output != "-":
-        require_folder(options.output)
+        require_target(options.output)
     printer = Printer(target=options.output, quiet=options.quiet)
     if options.name is None:
         printer.show(record_table(_LIST, _listed(), printer, digits=0))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from attncli.report.printer import Printer
+from attncli.signals import undoing
+
+if sys.platform != "win32":
+    import termios
 
 KEYS = ("→ next", "← back", "1 to 9, Home, End: go to")
 PLAIN_KEYS = ("n: next", "b: back", "1 to 9, Home, End: go to")
@@ -24,6 +30,9 @@ END = {"\x1b[F", "\x1bOF", "\x1b[4~", "\x1b[8~", "\xe0O"}
 NEXT, BACK = RIGHT | set("nN +"), LEFT | set("pPbB-\x7f\x08")
 FIRST, LAST, QUIT = HOME | {"g"}, END | {"G"}, set("qQ\x1b\x04")
 ENTER, CAUSAL = set("\r\n"), set("cC")
+
+# At the start of an empty line: a bar is taken away, and what rich hides for it comes back.
+SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"
 
 Pages = Sequence[Sequence[RenderableType]]
 
@@ -51,7 +60,8 @@ def progress(printer: Printer, total: int, what: str) -> Iterator[Callable[[int]
         yield _foretelling(printer, total, what)
         return
     columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    drawn = Progress(*columns, console=Console(stderr=True), transient=True)
+    with undoing(partial(os.write, 2, SHOW_CURSOR)), drawn as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
 
@@ -100,7 +110,8 @@ def turn_pages(
         sys.stdout.write(f"[{at + 1}/{len(pages)}] {keys}")
         sys.stdout.flush()
         try:
-            key = typer.getchar()
+            with _as_it_was():
+                key = typer.getchar()
             if key in CAUSAL and otherwise is not None:
                 pages, hidden = hidden or otherwise(), pages
             else:
@@ -109,6 +120,18 @@ def turn_pages(
             at = None
         finally:
             sys.stdout.write("\n")
+
+
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    """Have a signal that ends the program leave the terminal as it is now."""
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        yield
+        return
+    terminal = sys.stdin.fileno()
+    now = termios.tcgetattr(terminal)
+    with undoing(partial(termios.tcsetattr, terminal, termios.TCSADRAIN, now)):
+        yield
 
 
 def page_after(key: str, at: int, count: int) -> int | None:

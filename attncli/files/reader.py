@@ -6,7 +6,6 @@ one bundle: shards, as writers with a limit of size leave them.
 
 from __future__ import annotations
 
-import atexit
 import codecs
 import contextlib
 import difflib
@@ -15,7 +14,6 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path, PurePosixPath
@@ -27,9 +25,10 @@ from numpy.typing import NDArray
 from attncli.errors import DataError, ResourceError
 from attncli.files.npy import archive_format, open_npy, open_npz
 from attncli.files.safetensorsfile import open_safetensors
+from attncli.files.temporary import spool
 from attncli.files.tensor import TensorFile, TensorHeader
 from attncli.files.text import ACCEPTED, place, shown
-from attncli.limits import DISK_FULL
+from attncli.limits import DISK_FULL, full_disk
 
 _HEAD = 4096
 _TORCH_LEGACY = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -331,25 +330,20 @@ def _standard_input(where: str) -> BinaryIO:
 @contextlib.contextmanager
 def _spooled(where: str, stream: BinaryIO) -> Iterator[Path]:
     """A temporary file with all that a stream holds."""
-    try:
-        descriptor, name = tempfile.mkstemp(prefix="attncli-")
-    except OSError as error:
-        raise ResourceError(where, "needs a folder for temporary files, got none") from error
-    copy = Path(name)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            copy = stack.enter_context(spool())
+        except OSError as error:
+            problem = "expected a folder for temporary files, got none that can be written"
+            raise ResourceError(where, problem) from error
+        try:
+            with copy.open("wb") as file:
                 shutil.copyfileobj(stream, file, 1 << 20)
         except OSError as error:
             if error.errno in DISK_FULL:
-                problem = f"needs more room than {copy.parent} has for a copy"
+                found = full_disk(error, copy.parent)
+                problem = f"expected room for a copy in {copy.parent}, got {found}"
                 raise ResourceError(where, problem) from error
             reason = os.strerror(error.errno) if error.errno else "an error"
             raise DataError(where, f"expected {ACCEPTED}, got: {reason}") from error
         yield copy
-    finally:
-        try:
-            copy.unlink()
-        except OSError:
-            # Some systems keep a file that is mapped: by the end of the run it no longer is.
-            atexit.register(copy.unlink, missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,17 +11,14 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.errors import ResourceError
 from attncli.files.safetensorsfile import OPTIONS_KEY
+from attncli.files.target import seekable_path, told
 from attncli.files.tensor import BY_NAME
-from attncli.files.text import shown
-from attncli.files.writer import atomic_path
 
 # Kept free before the data; a header of another size moves them, unless they are many.
 _ROOM = 1 << 20
 _MOVED_AT_MOST = 64 << 20
 _PART = 1 << 22
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Abandoned(Exception):  # noqa: N818 - no error: it takes the file back, and goes no further
@@ -48,7 +44,7 @@ class TensorStream:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            path = stack.enter_context(atomic_path(Path(self.target)))
+            path = stack.enter_context(seekable_path(Path(self.target)))
             self._file = stack.enter_context(path.open("r+b", buffering=0))
             self._file.seek(8 + _ROOM)
             self._stack = stack.pop_all()
@@ -108,14 +104,9 @@ class TensorStream:
 
     def _put(self, data: NDArray[np.uint8]) -> None:
         """Write bytes, all of them: an unbuffered file may take fewer at a time."""
-        try:
+        with told(Path(self.target)):
             while len(data):
                 data = data[self._file.write(data.data) :]
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            problem = "needs more room than the disk has left"
-            raise ResourceError(shown(self.target), problem) from error
 
     def __exit__(self, *_: object) -> None:
         """Take back what is not finished; whatever has ended it is not this file's matter."""

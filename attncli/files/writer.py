@@ -1,24 +1,20 @@
 """Results to files: text, and tensors block by block; whole or not at all.
 
 Where everything stands in a file of tensors is known before any of the data are, so that they can
-be written in any order; a file is written beside its target, then renamed.
+be written in any order.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import json
 import math
 import os
-import secrets
 import shutil
-import stat
 import struct
-import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +23,8 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.errors import AttncliError, DataError, ResourceError, UsageError
+from attncli.errors import DataError, UsageError
+from attncli.files.target import Batch, atomic_path, joined, make_folder, seekable_path
 from attncli.files.tensor import BY_NAME, name_of
 from attncli.files.text import shown
 from attncli.limits import DISK_FULL, require_disk
@@ -47,7 +44,7 @@ def write_text(target: str, chunks: Iterable[str]) -> None:
     # Undecodable bytes of a file's name become escapes, which JSON understands.
     with (
         atomic_path(Path(target)) as path,
-        path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+        path.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file,
     ):
         file.writelines(chunks)
 
@@ -88,8 +85,9 @@ class TensorSaver:
     def __enter__(self) -> Self:
         target = Path(self._target)
         with contextlib.ExitStack() as stack:
+            batch = stack.enter_context(joined())
             if self._kind == "folder":
-                stack.enter_context(folder(target))
+                make_folder(target, batch)
             parent = target if self._kind == "folder" else target.parent
             if parent.is_dir():
                 sizes = [layout.size for layout in self._layouts.values()]
@@ -97,22 +95,19 @@ class TensorSaver:
                 twice = max(sizes, default=0) if self._kind == ".npz" else 0
                 require_disk(shown(self._target), parent, sum(sizes) + twice)
             if self._kind == ".npz":
-                self._begin_archive(stack, target)
+                self._begin_archive(stack, target, batch)
             else:
                 for name, layout in self._layouts.items():
                     path = target / name if self._kind == "folder" else target
-                    self._begin(stack.enter_context(_mappable(path)), layout)
+                    self._begin(stack.enter_context(seekable_path(path, batch)), layout)
             self._stack = stack.pop_all()
         return self
 
-    def _begin_archive(self, stack: contextlib.ExitStack, target: Path) -> None:
+    def _begin_archive(self, stack: contextlib.ExitStack, target: Path, batch: Batch) -> None:
         """Make a file for each member, beside the archive and packed into it on leaving."""
-        archive = stack.enter_context(atomic_path(target))
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=".", dir=archive.parent))
-        # Numbered, since a member's name need not be one that a file can have.
-        parts = {name: Path(scratch, str(n)) for n, name in enumerate(self._layouts)}
+        archive = stack.enter_context(seekable_path(target, batch))
+        parts = {name: batch.temporary(archive.parent, 0o600) for name in self._layouts}
         for name, part in parts.items():
-            part.touch()
             self._begin(part, self._layouts[name])
         # Runs before the archive is renamed, and undoes it on failure.
         stack.push(lambda kind, *_: _pack(archive, parts) if kind is None else None)
@@ -150,21 +145,6 @@ class TensorSaver:
     ) -> None:
         self._places.clear()
         self._stack.__exit__(kind, error, trace)
-
-
-@contextlib.contextmanager
-def _mappable(target: Path) -> Iterator[Path]:
-    """`atomic_path`, or for a pipe or device a file that is copied there on leaving."""
-    with atomic_path(target) as path:
-        if path.is_file():
-            yield path
-            return
-        with tempfile.TemporaryDirectory() as scratch:
-            part = Path(scratch, "part")
-            part.touch()
-            yield part
-            with part.open("rb") as source, path.open("wb") as sink:
-                shutil.copyfileobj(source, sink, _CHUNK)
 
 
 def saved_format(target: str, count: int) -> str:
@@ -303,105 +283,3 @@ def safetensors_layout(specs: Mapping[str, Spec]) -> FileLayout:
     head = struct.pack("<Q", len(text)) + text
     offsets_of = {name: len(head) + place for name, place in places.items()}
     return FileLayout(head, len(head) + end, offsets_of)
-
-
-@contextlib.contextmanager
-def atomic_path(target: Path) -> Iterator[Path]:
-    """Give an empty file to write that takes the place of `target` on leaving without error.
-
-    On any exception, interrupts included, it is removed and `target` is as it was. A link is
-    followed; an old file's permissions are kept, a new file gets the ordinary ones. A device
-    or pipe cannot be replaced and is given as it is.
-
-    Raises:
-        DataError: there is no such folder, it cannot be written, or `target` is a folder.
-        ResourceError: the disk is full.
-    """
-    with _told(target):
-        mode = _old_mode(target)
-        real = target.resolve()
-        if mode is not None and not stat.S_ISREG(mode):
-            yield real
-            return
-        # A name that nobody else uses; cut, since the longest one allowed leaves no room for more.
-        temporary = real.with_name(f".{real.name[:50]}.{secrets.token_hex(6)}.tmp")
-        try:  # from before there is a file: an interrupt may come at any moment
-            # Not tempfile, whose files nobody else may read.
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-            if mode is not None:
-                temporary.chmod(stat.S_IMODE(mode))
-            yield temporary
-            temporary.replace(real)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
-def require_folder(target: str) -> None:
-    """Refuse a file to write whose folder is not there, before anything is computed.
-
-    Raises:
-        DataError: there is no such folder.
-    """
-    if not Path(target).parent.is_dir():
-        raise _in_words(Path(target), FileNotFoundError())
-
-
-def _old_mode(target: Path) -> int | None:
-    """The kind and permissions of what is there already; None where nothing is."""
-    try:
-        mode = target.stat().st_mode
-    except FileNotFoundError:
-        return None
-    if stat.S_ISDIR(mode):
-        raise DataError(shown(str(target)), "expected a file to write, got a directory")
-    if not os.access(target, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    return mode
-
-
-@contextlib.contextmanager
-def _told(target: Path) -> Iterator[None]:
-    """Turn what the system says into the project's errors."""
-    try:
-        yield
-    except BrokenPipeError:
-        # Nobody reads any more: not a fault, and settled where standard output is.
-        raise
-    except OSError as error:
-        raise _in_words(target, error) from error
-
-
-def _in_words(target: Path, error: OSError) -> AttncliError:
-    where = shown(str(target))
-    if error.errno in DISK_FULL:
-        return ResourceError(where, "needs more room than the disk has left")
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        parent = shown(str(target.parent))
-        return DataError(where, f"expected a folder {parent} to write to, got none of this name")
-    if isinstance(error, PermissionError):
-        return DataError(where, "expected a place that can be written, got permission denied")
-    reason = os.strerror(error.errno) if error.errno else "an error"
-    return DataError(where, f"expected a place that can be written, got: {reason}")
-
-
-@contextlib.contextmanager
-def folder(target: Path) -> Iterator[Path]:
-    """Give a folder, made if need be, and unmade on any exception if it was.
-
-    Raises:
-        DataError: the folder cannot be made, or `target` is something else.
-    """
-    with _told(target):
-        made = not target.exists()
-        if made:
-            target.mkdir()
-        elif not target.is_dir():
-            raise DataError(shown(str(target)), "expected a folder to write to, got a file")
-    try:
-        yield target
-    except BaseException:
-        if made:
-            with contextlib.suppress(OSError):
-                target.rmdir()
-        raise

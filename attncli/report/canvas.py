@@ -29,8 +29,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from attncli.attention.pooling import Edges, Pool
+from attncli.files.target import atomic_path
 from attncli.files.text import shown
-from attncli.files.writer import atomic_path
 from attncli.report.palette import diverging, sequential, text_on
 
 Values = NDArray[np.float64]
@@ -125,7 +125,7 @@ class Picture(Figure):
             DataError: the place cannot be written.
             ResourceError: the disk is full.
         """
-        with atomic_path(Path(target)) as path, path.open("wb") as file:
+        with atomic_path(Path(target)) as path, path.open("ab") as file:
             self._write(file, Path(target).suffix[1:].lower())
 
     def _write(self, file: Any, form: str) -> None:

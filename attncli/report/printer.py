@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TextIO
 
 import numpy as np
@@ -25,6 +26,7 @@ from rich.text import Text
 
 from attncli import __version__
 from attncli.errors import on_command_line, printable
+from attncli.files.target import once_there
 from attncli.files.writer import write_text
 from attncli.report import Color
 
@@ -106,7 +108,11 @@ class Printer:
                 sys.stdout.write(encodable(chunk, sys.stdout))
             return
         write_text(self.target, chunks)
-        self.note(f"wrote {self.target}")
+        self.wrote(self.target)
+
+    def wrote(self, target: str) -> None:
+        """Say that a file is written, once it is there."""
+        once_there(partial(self.note, f"wrote {target}"))
 
     def show(self, *parts: RenderableType) -> None:
         """Write tables and lines of text."""

@@ -408,7 +408,7 @@ def test_members_compressed_in_a_way_that_nothing_here_reads(put: Put) -> None:
 @pytest.mark.parametrize(
     ("number", "kind", "line"),
     [
-        (errno.ENOSPC, ResourceError, "standard input: needs more room than "),
+        (errno.ENOSPC, ResourceError, "standard input: expected room for a copy in "),
         (errno.EIO, DataError, f"standard input: {ACCEPTED.rstrip()}: Input/output error"),
     ],
 )
@@ -434,7 +434,7 @@ def test_standard_input_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         open_file("-")
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(NPY)))
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
-    with pytest.raises(ResourceError, match="needs a folder for temporary files, got none"):
+    with pytest.raises(ResourceError, match="expected a folder for temporary files, got none"):
         open_file("-")
 
 
