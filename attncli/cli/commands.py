@@ -73,6 +73,7 @@ class ComputeOptions:
     skip_first: int = option(0, "Leave the first N keys out of the colours.", "N", minimum=0)
     explain: bool = option(False, "Walk through the stages: formula, purpose, numbers.")
     step: bool = option(False, "With «explain» on a terminal: walk forward and back by keys.")
+    lang: Language = option(Language.EN, "With «explain» or «shapes»: English or Chinese.")
     shapes: bool = option(False, "The shape of each step, for one head and for all of them.")
 
 
@@ -86,6 +87,8 @@ def compute(
     """
     if options.step and not options.explain:
         raise UsageError("--step", "expected --explain beside it, got --step alone")
+    if options.lang is not Language.EN and not (options.explain or options.shapes):
+        raise UsageError("--lang", "expected --explain or --shapes beside it, got neither")
     ways = [way for way in ("explain", "heatmap", "shapes") if getattr(options, way)]
     if len(ways) > 1:
         wanted = f"expected either --{ways[0]} or --{ways[1]}, got both"

@@ -58,12 +58,11 @@ def run(
         raise UsageError("FILE", "expected one bundle, got several", "run once for each")
     asked = [_asked(group, inputs, words, options, output) for group in groups]
     printer = make_printer(output)
-    if options.explain:
-        refuse_where_useless(options.step, printer, output)
+    refuse_where_useless(options, printer, output)
     for one in asked:
         printer.warn(one.made.warnings)
     if options.shapes:
-        _write_shapes(asked, output, printer)
+        _write_shapes(asked, options, output, printer)
         return
     if options.save is not None and inputs.layout is not Layout.BHSD:
         printer.note(f"{options.save} is (B, H, S, d) whatever --layout says of the inputs")
@@ -156,16 +155,18 @@ def _draw(plots: Any, title: str, asked: list[GroupStages], output: PlotOptions)
     return plots.stage_picture(title, found[:MOST_HEADS], output.digits)
 
 
-def _write_shapes(asked: list[GroupStages], output: PlotOptions, printer: Printer) -> None:
+def _write_shapes(
+    asked: list[GroupStages], options: ComputeOptions, output: PlotOptions, printer: Printer
+) -> None:
     write_result(
         output.format,
         printer,
         command="compute",
         columns=SHAPES,
-        records=shape_records(asked),
+        records=shape_records(asked, options),
         inputs={one.made.group.name: one.made.group.described for one in asked},
         params={},
-        show=lambda _: shapes_table(asked, printer),
+        show=lambda _: shapes_table(asked, options, printer),
     )
 
 
@@ -260,7 +261,7 @@ def _data(
 ) -> dict[str, Any]:
     explained: dict[str, Any] = {}
     if options.explain:
-        explained["explanation"] = [asdict(step) for step in steps_of(one, output)]
+        explained["explanation"] = [asdict(step) for step in steps_of(one, options, output)]
     selection = one.asked.selection
     return explained | {
         "stages": {str(stage): report.stage_record(result) for stage, result in found.items()},

@@ -16,8 +16,16 @@ from attncli.cli.stages import GroupStages, opening, view_of
 from attncli.cli.terminal import turn_pages
 from attncli.columns import Column, columns_of, record_of
 from attncli.errors import UsageError
-from attncli.report import Format
-from attncli.report.explanation import Facts, Sizes, Step, StepShape, explain_steps, step_shapes
+from attncli.report import Format, Language
+from attncli.report.explanation import (
+    Facts,
+    Sizes,
+    Step,
+    StepShape,
+    explain_steps,
+    step_shapes,
+    walk_words,
+)
 from attncli.report.heatmap import canvas_for, heat_map, names_of_rows
 from attncli.report.printer import Printer, heading, paragraph
 from attncli.report.table import record_table
@@ -31,13 +39,16 @@ SHAPES = (
 LINES_OF_PROMPT = 2
 
 
-def refuse_where_useless(step: bool, printer: Printer, output: OutputOptions) -> None:
-    """Refuse formats that have no room for prose, and waiting where nobody can answer."""
-    if output.format in (Format.CSV, Format.NDJSON):
+def refuse_where_useless(options: ComputeOptions, printer: Printer, output: OutputOptions) -> None:
+    """Refuse what has no room for prose or its letters, and waiting where nobody can answer."""
+    if options.lang is Language.ZH and not printer.sign("中文", ""):
+        got = f"expected an output that Chinese can be written to, got {sys.stdout.encoding}"
+        raise UsageError("--lang", got, "PYTHONIOENCODING=utf-8 writes it")
+    if options.explain and output.format in (Format.CSV, Format.NDJSON):
         raise UsageError("--explain", f"expected --format table or json, got {output.format}")
-    if step and output.format is not Format.TABLE:
+    if options.step and output.format is not Format.TABLE:
         raise UsageError("--step", f"expected --format table beside it, got {output.format}")
-    if step and not (printer.on_terminal and sys.stdin.isatty()):
+    if options.step and not (printer.on_terminal and sys.stdin.isatty()):
         raise UsageError(
             "--step", "expected a terminal to wait at, got none", "--explain alone prints it all"
         )
@@ -72,19 +83,21 @@ def _pages(
 ) -> Iterator[list[RenderableType]]:
     for one in asked:
         lead: list[RenderableType] = [*opening(one, printer), ""]
-        for number, step in enumerate(steps_of(one, output), 1):
-            page = [*lead, *_page(step, number, printer)]
+        for number, step in enumerate(steps_of(one, options, output), 1):
+            title = walk_words(options.lang).text(f"name.{step.name}")
+            page = [*lead, heading(f"{number}. {title}"), *_page(step, printer)]
             if options.step:
                 room = printer.height - LINES_OF_PROMPT - _lines(page, printer)
                 page += _matrices(step, one, room, options, output, printer)
             yield page
             lead = []
-        yield [heading("in short"), *shapes_table([one], printer), ""]
+        short = heading(walk_words(options.lang).text("heading.short"))
+        yield [short, *shapes_table([one], options, printer), ""]
 
 
-def steps_of(one: GroupStages, output: OutputOptions) -> list[Step]:
+def steps_of(one: GroupStages, options: ComputeOptions, output: OutputOptions) -> list[Step]:
     """Compute the facts and put them into words."""
-    sizes = _sizes_of(one)
+    sizes = _sizes_of(one, options)
     return explain_steps(
         Facts(
             walk=walk_through(one.made.problem, one.asked.selection),
@@ -92,38 +105,43 @@ def steps_of(one: GroupStages, output: OutputOptions) -> list[Step]:
             projected_width=sizes.projected_width,
             unit=output.unit,
             digits=output.digits,
+            words=sizes.words,
         )
     )
 
 
-def shape_records(asked: list[GroupStages]) -> list[dict[str, Any]]:
+def shape_records(asked: list[GroupStages], options: ComputeOptions) -> list[dict[str, Any]]:
     """One record a step of each group: its shape for one head, and for all of them."""
     return [
         {"group": one.made.group.name} | record_of(step)
         for one in asked
-        for step in step_shapes(_sizes_of(one))
+        for step in step_shapes(_sizes_of(one, options))
     ]
 
 
-def shapes_table(asked: list[GroupStages], printer: Printer) -> Iterator[RenderableType]:
+def shapes_table(
+    asked: list[GroupStages], options: ComputeOptions, printer: Printer
+) -> Iterator[RenderableType]:
     """A table of steps for each group."""
+    words = walk_words(options.lang)
+    columns = [replace(each, heading=words.heading(each)) for each in columns_of(StepShape)]
     for one in asked:
         if len(asked) > 1:
             yield from opening(one, printer)
-        yield record_table(columns_of(StepShape), shape_records([one]), printer, digits=0)
+        yield record_table(columns, shape_records([one], options), printer, digits=0)
 
 
-def _sizes_of(one: GroupStages) -> Sizes:
+def _sizes_of(one: GroupStages, options: ComputeOptions) -> Sizes:
     x, projection = one.made.group.described.get("x"), one.asked.output_projection
     return Sizes(
         one.made.problem,
         model_width=None if x is None else x["shape"][-1],
         projected_width=None if projection is None else projection.weight.shape[1],
+        words=walk_words(options.lang),
     )
 
 
-def _page(step: Step, number: int, printer: Printer) -> Iterator[RenderableType]:
-    yield heading(f"{number}. {step.name}")
+def _page(step: Step, printer: Printer) -> Iterator[RenderableType]:
     yield paragraph(step.formula, printer, style="cyan")
     yield paragraph(step.shape, printer)
     yield paragraph(step.purpose, printer, style="italic")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from attncli.attention.problem import Problem
 from attncli.attention.stages import Stage
 from attncli.attention.variance.logits import EXP_LIMITS
 from attncli.attention.walkthrough import Walkthrough
 from attncli.columns import column
-from attncli.report import Unit
+from attncli.report import Language, Unit
 from attncli.report.table import decimals, scale_text
-from attncli.report.variance import exp_limits
+from attncli.report.words import Words
 
 FLOAT32_EXP_LIMIT = f"{EXP_LIMITS['float32']:.2f}"
 
@@ -39,6 +40,21 @@ class Facts:
     projected_width: int | None  # columns of W_O; None without one
     unit: Unit  # of entropies
     digits: int  # decimals
+    words: Words  # of the walk, as `walk_words` reads them
+
+    def text(self, key: str, **values: object) -> str:
+        """A text of the walk with its placeholders filled in."""
+        return self.words.text(key, **values)
+
+    @property
+    def unit_name(self) -> str:
+        """The unit of entropies in the language of the walk."""
+        return self.text(f"unit.{self.unit}")
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """S_q and S_k, as texts name them."""
+        return {"q": self.problem.sizes.q_len, "k": self.problem.sizes.k_len}
 
     @property
     def problem(self) -> Problem:
@@ -63,11 +79,13 @@ class Sizes:
         problem: Q, K and V.
         model_width: width d of X where Q, K and V are projected from it; None elsewhere.
         projected_width: columns of W_O; None without one.
+        words: of the walk.
     """
 
     problem: Problem
     model_width: int | None
     projected_width: int | None
+    words: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,43 +99,41 @@ class StepShape:
     purpose: str = column("purpose", description="why the stage is there")
 
 
+def walk_words(language: Language) -> Words:
+    """The texts of the walk."""
+    return Words(language, Path(__file__).with_name("explanation.json"))
+
+
 def step_shapes(sizes: Sizes) -> list[StepShape]:
     """Every step of this problem from the input on, with the shape of what it gives."""
-    problem, width = sizes.problem, sizes.model_width
+    problem, width, t = sizes.problem, sizes.model_width, sizes.words.text
     batch, heads, shared = problem.sizes.batch, problem.sizes.heads, problem.kv_heads
     q_len, k_len = problem.sizes.q_len, problem.sizes.k_len
     found = []
 
-    def add(step: str, operation: str, shape: tuple[int, int], of: int, purpose: str) -> None:
+    def add(step: str, operation: str, shape: tuple[int, int], of: int) -> None:
         whole = (batch, of, *shape) if of else (batch, *shape)
+        purpose = t(f"short.{step.lower()}")
         found.append(StepShape(step, operation, str(shape), str(whole), purpose))
 
     def projected(name: str) -> str:
-        return "given" if width is None else f"X W_{name}"
+        return t("short.given") if width is None else f"X W_{name}"
 
     if width is not None:
-        add("X", "given", (q_len, width), 0, "a vector for each token")
-    add("Q", projected("Q"), (q_len, problem.dk), heads, "what each token asks for")
-    add("K", projected("K"), (k_len, problem.dk), shared, "what each token answers to")
+        add("X", t("short.given"), (q_len, width), 0)
+    add("Q", projected("Q"), (q_len, problem.dk), heads)
+    add("K", projected("K"), (k_len, problem.dk), shared)
     if problem.dv is not None:
-        add("V", projected("V"), (k_len, problem.dv), shared, "what each token hands over")
-    said = {
-        Stage.SCORES: "how well each key answers",
-        Stage.SCALED: "keep softmax where it has a gradient",
-        Stage.CAPPED: "bound the logits",
-        Stage.MASKED: "hide the future and padding",
-        Stage.WEIGHTS: "shares that sum to 1",
-    }
-    for stage, purpose in said.items():
+        add("V", projected("V"), (k_len, problem.dv), shared)
+    for stage in (Stage.SCORES, Stage.SCALED, Stage.CAPPED, Stage.MASKED, Stage.WEIGHTS):
         if stage is not Stage.CAPPED or problem.softcap is not None:
             operation = formula(problem, stage).partition(" = ")[2]
-            operation += ", −∞ where hidden" if stage is Stage.MASKED else ""
-            add(str(stage), operation, (q_len, k_len), heads, purpose)
+            operation += t("short.hidden") if stage is Stage.MASKED else ""
+            add(str(stage), operation, (q_len, k_len), heads)
     if problem.dv is not None:
-        add("output", "weights V", (q_len, problem.dv), heads, "a weighted mean of values")
+        add("output", "weights V", (q_len, problem.dv), heads)
     if problem.dv is not None and sizes.projected_width is not None:
-        shape = (q_len, sizes.projected_width)
-        add("projected", "concat(output) W_O", shape, 0, "mix the heads")
+        add("projected", "concat(output) W_O", (q_len, sizes.projected_width), 0)
     return found
 
 
@@ -157,211 +173,223 @@ def explain_steps(facts: Facts) -> list[Step]:
 
 
 def _inputs(facts: Facts) -> Step:
-    problem, sizes = facts.problem, facts.problem.sizes
-    values = "no V" if problem.dv is None else f"V ({sizes.k_len}×{problem.dv})"
+    problem, sizes, t = facts.problem, facts.problem.sizes, facts.text
+    values = t("projection.novalues") if problem.dv is None else f"V ({sizes.k_len}×{problem.dv})"
     shapes = f"Q ({sizes.q_len}×{problem.dk}), K ({sizes.k_len}×{problem.dk}), {values}"
-    if facts.model_width is None:
-        how = "Q, K, V given"
-    else:
+    how = t("projection.given")
+    if facts.model_width is not None:
         how = "Q = X W_Q, K = X W_K, V = X W_V"
-        shapes = f"X ({sizes.q_len}×{facts.model_width}) gives {shapes}"
+        shapes = t("projection.from_x", q=sizes.q_len, width=facts.model_width, shapes=shapes)
     q_variance, k_variance = map(facts.number, (facts.walk.q_variance, facts.walk.k_variance))
     return Step(
         "projection",
         how,
-        f"{shapes}, for each of {sizes.batch} batch and {sizes.heads} heads",
-        "A query asks, a key answers to it, a value is what is handed over. Q and K must share "
-        "their width d_k; V may have its own.",
-        (
-            f"variance of the entries: Q {q_variance}, K {k_variance} "
-            "(the theory behind the scale assumes 1 and independence)",
-        ),
+        t("projection.shape", shapes=shapes, batch=sizes.batch, heads=sizes.heads),
+        t("projection.purpose"),
+        (t("projection.variance", q=q_variance, k=k_variance),),
     )
 
 
+def _product_shape(facts: Facts, inner: int, columns: int, width: int) -> str:
+    """Shapes of a matrix product of each head, and its operations: 2·S_q·S_k·width."""
+    rows, k_len = facts.problem.sizes.q_len, facts.problem.sizes.k_len
+    product = f"({rows}×{inner}) · ({inner}×{columns}) = ({rows}×{columns})"
+    return facts.text("product.shape", product=product, a=rows, b=k_len, c=width)
+
+
 def _scores(facts: Facts) -> Step:
-    problem, sizes = facts.problem, facts.problem.sizes
+    problem, t = facts.problem, facts.text
     found = facts.walk.statistics[Stage.SCORES]
-    number = facts.number
     return Step(
         "scores",
         formula(problem, Stage.SCORES),
-        f"({sizes.q_len}×{problem.dk}) · ({problem.dk}×{sizes.k_len}) = "
-        f"({sizes.q_len}×{sizes.k_len}), 2·{sizes.q_len}·{sizes.k_len}·{problem.dk} operations "
-        "per head",
-        "The dot product says how well a key answers a query. All pairs: this is what grows with "
-        "the square of the length.",
+        _product_shape(facts, problem.dk, problem.sizes.k_len, problem.dk),
+        t("scores.purpose"),
         (
-            f"variance {number(_variance(found.std))}, standard deviation {number(found.std)}, "
-            f"from {number(found.minimum)} to {number(found.maximum)}",
-            f"for independent entries of unit variance it would be d_k = {problem.dk}",
+            t(
+                "scores.spread",
+                var=facts.number(_variance(found.std)),
+                std=facts.number(found.std),
+                low=facts.number(found.minimum),
+                high=facts.number(found.maximum),
+            ),
+            t("scores.theory", dk=problem.dk),
         ),
     )
 
 
 def _scale(facts: Facts) -> Step:
-    problem, walk = facts.problem, facts.walk
-    before = walk.statistics[Stage.SCORES]
-    after = walk.statistics[Stage.SCALED]
+    problem, walk, t = facts.problem, facts.walk, facts.text
     number, usual = facts.number, 1 / math.sqrt(problem.dk)
     is_usual = not isinstance(problem.scale, tuple) and math.isclose(problem.scale, usual)
-    known = f", the scale being 1/√{problem.dk}" if is_usual else ""
+    before, after = (walk.statistics[stage] for stage in (Stage.SCORES, Stage.SCALED))
     findings = [
-        f"variance {number(_variance(before.std))} before, {number(_variance(after.std))} after",
-        f"mean entropy of softmax without the scale {facts.entropy(walk.unscaled.entropy_bits)} "
-        f"{facts.unit}, with it {facts.entropy(walk.scaled.entropy_bits)}",
-        f"mean largest weight {number(walk.unscaled.max_weight)} without, "
-        f"{number(walk.scaled.max_weight)} with; softmax gradient (Frobenius norm of its "
-        f"Jacobian) {number(walk.unscaled.softmax_grad)} without, "
-        f"{number(walk.scaled.softmax_grad)} with",
+        t(
+            "scaled.variance",
+            before=number(_variance(before.std)),
+            after=number(_variance(after.std)),
+        ),
+        t(
+            "scaled.entropy",
+            without=facts.entropy(walk.unscaled.entropy_bits),
+            with_it=facts.entropy(walk.scaled.entropy_bits),
+            unit=facts.unit_name,
+        ),
+        t(
+            "scaled.gradient",
+            weight_without=number(walk.unscaled.max_weight),
+            weight_with=number(walk.scaled.max_weight),
+            grad_without=number(walk.unscaled.softmax_grad),
+            grad_with=number(walk.scaled.softmax_grad),
+        ),
     ]
     if not isinstance(problem.scale, tuple):
-        findings.append(
-            "the scale after softmax instead would change no share: rows would sum to "
-            f"{number(problem.scale)}"
-        )
-    findings.append(
-        f"temperature {problem.temperature:g}: below 1 sharpens, above 1 flattens; √d_k = "
-        f"{number(1 / usual)} itself is one, and some models learn theirs"
-    )
+        findings.append(t("scaled.after", scale=number(problem.scale)))
+    temperature = f"{problem.temperature:g}"
+    findings.append(t("scaled.temperature", temperature=temperature, root=number(1 / usual)))
     return Step(
         "scaled",
-        formula(problem, Stage.SCALED) + known,
-        f"elementwise on ({problem.sizes.q_len}×{problem.sizes.k_len})",
-        "Not to make numbers small: the variance of q·k grows with d_k, and dividing by √d_k "
-        "keeps it from growing, so that softmax stays where it has a gradient.",
+        formula(problem, Stage.SCALED) + (t("scaled.usual", dk=problem.dk) if is_usual else ""),
+        t("elementwise.shape", **facts.shape),
+        t("scaled.purpose"),
         tuple(findings),
     )
 
 
 def _cap(facts: Facts) -> Step:
-    before = facts.walk.statistics[Stage.SCALED]
-    after = facts.walk.statistics[Stage.CAPPED]
-    number = facts.number
+    before, after = (facts.walk.statistics[stage] for stage in (Stage.SCALED, Stage.CAPPED))
     return Step(
         "capped",
         formula(facts.problem, Stage.CAPPED),
-        f"elementwise on ({facts.problem.sizes.q_len}×{facts.problem.sizes.k_len})",
-        "A soft cap bounds the logits without a corner. It comes before the mask: after it, "
-        "masked keys would get weight back.",
+        facts.text("elementwise.shape", **facts.shape),
+        facts.text("capped.purpose"),
         (
-            f"range {number(before.minimum)} to {number(before.maximum)} before, "
-            f"{number(after.minimum)} to {number(after.maximum)} after",
+            facts.text(
+                "capped.range",
+                before_low=facts.number(before.minimum),
+                before_high=facts.number(before.maximum),
+                after_low=facts.number(after.minimum),
+                after_high=facts.number(after.maximum),
+            ),
         ),
     )
 
 
 def _mask(facts: Facts) -> Step:
-    problem, walk = facts.problem, facts.walk
+    problem, walk, t = facts.problem, facts.walk, facts.text
     share = f" ({walk.masked_cells / walk.cells:.1%})" if walk.cells else ""
-    findings = [f"{walk.masked_cells} of {walk.cells} cells hidden{share}"]
+    findings = [t("masked.cells", masked=walk.masked_cells, cells=walk.cells, share=share)]
     if walk.keys.count:
-        least, most = int(walk.keys.minimum), int(walk.keys.maximum)
-        findings.append(f"a query sees {least} to {most} keys")
+        keys = {"least": int(walk.keys.minimum), "most": int(walk.keys.maximum)}
+        findings.append(t("masked.keys", **keys))
     if walk.empty_rows:
-        findings.append(
-            f"{walk.empty_rows} queries see no key at all: their weights and output are 0, and "
-            "they count in no mean"
-        )
+        findings.append(t("masked.empty", count=walk.empty_rows))
     if walk.masked_cells and walk.small_mask:
         rows = (" ".join("0" if seen else "−∞" for seen in row) for row in walk.small_mask)
-        findings.append(f"M, which is added, row by row: {'; '.join(rows)}")
+        findings.append(t("masked.m", rows="; ".join(rows)))
     if problem.mask.slopes is not None:
         slopes = ", ".join(f"{slope:g}" for slope in problem.mask.slopes[:8])
-        findings.append(f"ALiBi subtracts slope · distance; slopes per head: {slopes}")
-    hidden = "; hidden cells become −∞" if walk.masked_cells else "; nothing is hidden here"
+        findings.append(t("masked.alibi", slopes=slopes))
+    hidden = t("masked.hidden" if walk.masked_cells else "masked.nothing")
     return Step(
         "masked",
         formula(problem, Stage.MASKED) + hidden,
-        f"({problem.sizes.q_len}×{problem.sizes.k_len}), visibility rules combined by AND",
-        "A query must not see the future (decoder) or padding. −∞ before softmax gives a weight "
-        "of exactly 0, and the rest still sums to 1.",
+        t("masked.shape", **facts.shape),
+        t("masked.purpose"),
         tuple(findings),
     )
 
 
 def _softmax(facts: Facts) -> Step:
-    problem, walk = facts.problem, facts.walk
-    findings = [f"largest logit {facts.number(walk.statistics[Stage.MASKED].result.max)}"]
+    walk, t = facts.walk, facts.text
+    findings = [t("weights.largest", logit=facts.number(walk.statistics[Stage.MASKED].result.max))]
     failed = walk.naive_overflows + walk.naive_underflows
     if failed:
         findings.append(
-            f"the naive form exp(x) / Σ exp(x) fails in float32 for {failed} of {walk.rows} rows: "
-            f"exp overflows above {FLOAT32_EXP_LIMIT} ({walk.naive_overflows} rows give inf/inf) "
-            f"or every exp is 0 ({walk.naive_underflows} rows give 0/0)"
+            t(
+                "weights.fails",
+                failed=failed,
+                rows=walk.rows,
+                limit=FLOAT32_EXP_LIMIT,
+                over=walk.naive_overflows,
+                under=walk.naive_underflows,
+            )
         )
     else:
-        findings.append(
-            f"the naive form would do here, below {FLOAT32_EXP_LIMIT}; at logits [1000, 1000] it "
-            "gives inf/inf = nan where the stable form gives [0.5, 0.5]"
-        )
-    findings.append(f"exp overflows {exp_limits()}; below the maximum every exp is at most 1")
-    if problem.sinks is not None:
-        findings.append("a sink logit joins the denominator: rows sum to less than 1")
+        findings.append(t("weights.does", limit=FLOAT32_EXP_LIMIT))
+    limits = (
+        t("weights.limit", limit=f"{limit:.2f}", dtype=name) for name, limit in EXP_LIMITS.items()
+    )
+    findings.append(t("weights.limits", limits=t("list.comma").join(limits)))
+    if facts.problem.sinks is not None:
+        findings.append(t("weights.sinks"))
     return Step(
         "weights",
-        "weights = exp(x − max) / Σ exp(x − max), row by row",
-        f"({problem.sizes.q_len}×{problem.sizes.k_len}), every row sums to 1",
-        "Turns logits into shares. Subtracting the row's maximum m changes nothing in exact "
-        "arithmetic, since exp(x − m) = exp(x) / exp(m) and exp(m) cancels, and keeps exp from "
-        "overflowing.",
+        t("weights.formula"),
+        t("weights.shape", **facts.shape),
+        t("weights.purpose"),
         tuple(findings),
     )
 
 
 def _entropy(facts: Facts) -> Step:
-    walk = facts.walk
+    walk, t = facts.walk, facts.text
     rows = ", ".join(facts.entropy(value) for value in walk.row_entropies_bits)
     more = "" if walk.rows <= len(walk.row_entropies_bits) else ", …"
     with_sink = facts.problem.sinks is not None
     limit = math.log2(walk.keys.maximum + with_sink) if walk.keys.count else None
-    outcomes = "visible keys and the sink" if with_sink else "visible keys"
+    unit = {"unit": facts.unit_name}
     return Step(
         "entropy",
-        "H = Σ −w ln w for each row",
-        f"{walk.rows} rows; at most {facts.entropy(limit)} {facts.unit} = log of the {outcomes}",
-        "How many keys a query really uses: exp(H) of them. Near 0 the row has collapsed on one "
-        "key, and its gradient with it.",
+        t("entropy.formula"),
+        t(
+            "entropy.shape",
+            rows=walk.rows,
+            limit=facts.entropy(limit),
+            outcomes=t("entropy.with_sink" if with_sink else "entropy.keys"),
+            **unit,
+        ),
+        t("entropy.purpose"),
         (
-            f"per row, in {facts.unit}: {rows}{more}",
-            f"mean {facts.entropy(walk.scaled.entropy_bits)} {facts.unit}",
+            t("entropy.rows", rows=rows + more, **unit),
+            t("entropy.mean", mean=facts.entropy(walk.scaled.entropy_bits), **unit),
         ),
     )
 
 
 def _online(facts: Facts) -> Step:
+    steps, t, number = facts.walk.online, facts.text, facts.number
     lines = [
-        f"keys before {step.stop}: maximum {facts.number(step.maximum)}, "
-        f"sum {facts.number(step.total)}"
-        for step in facts.walk.online
+        t("online.step", stop=one.stop, maximum=number(one.maximum), total=number(one.total))
+        for one in steps
     ]
-    last = facts.walk.online[-1] if facts.walk.online else None
-    if last is not None and last.total > 0:
-        logsumexp = last.maximum + math.log(last.total)
-        lines.append(f"logsumexp = maximum + ln sum = {facts.number(logsumexp)}, as in one go")
+    if steps and steps[-1].total > 0:
+        logsumexp = steps[-1].maximum + math.log(steps[-1].total)
+        lines.append(t("online.logsumexp", logsumexp=number(logsumexp)))
     return Step(
         "online softmax",
-        "on a new maximum m′: sum ← sum · exp(m − m′) + Σ exp(x − m′)",
-        "one running maximum and sum per row instead of a row of weights",
-        "The same result block by block: how FlashAttention never builds the n×n matrix.",
+        t("online.formula"),
+        t("online.shape"),
+        t("online.purpose"),
         tuple(lines),
     )
 
 
 def _output(facts: Facts) -> Step:
-    problem, sizes = facts.problem, facts.problem.sizes
+    problem, width = facts.problem, facts.problem.dv or 0
     found = facts.walk.statistics[Stage.OUTPUT]
-    number = facts.number
     return Step(
         "output",
         formula(problem, Stage.OUTPUT),
-        f"({sizes.q_len}×{sizes.k_len}) · ({sizes.k_len}×{problem.dv}) = "
-        f"({sizes.q_len}×{problem.dv}), 2·{sizes.q_len}·{sizes.k_len}·{problem.dv} operations "
-        "per head",
-        "A soft look-up: each row is a weighted mean of value rows.",
+        _product_shape(facts, problem.sizes.k_len, width, width),
+        facts.text("output.purpose"),
         (
-            f"from {number(found.minimum)} to {number(found.maximum)}, standard deviation "
-            f"{number(found.std)}",
+            facts.text(
+                "output.range",
+                low=facts.number(found.minimum),
+                high=facts.number(found.maximum),
+                std=facts.number(found.std),
+            ),
         ),
     )
 
@@ -374,47 +402,48 @@ def _projected(facts: Facts) -> Step:
         formula(problem, Stage.PROJECTED),
         f"({sizes.q_len}×{width}) · ({width}×{facts.projected_width}) = "
         f"({sizes.q_len}×{facts.projected_width})",
-        "Mixes what the heads found and brings it back to the width of the model.",
+        facts.text("projected.purpose"),
         (),
     )
 
 
 def _heads(facts: Facts) -> Step:
-    problem, sizes = facts.problem, facts.problem.sizes
-    found = facts.walk.head_entropies_bits
+    problem, sizes, t = facts.problem, facts.problem.sizes, facts.text
+    found, heads = facts.walk.head_entropies_bits, sizes.heads
     findings = []
     if len(found) > 1:
         low, high = facts.entropy(min(found)), facts.entropy(max(found))
-        findings.append(f"mean entropy per head from {low} to {high} {facts.unit}")
-    if problem.kv_heads != sizes.heads:
-        share = sizes.heads // problem.kv_heads
-        findings.append(f"grouped: {share} query heads share each of {problem.kv_heads} key heads")
-    if sizes.heads == 1:
-        findings.append("one head here: one softmax, one pattern")
+        findings.append(t("heads.range", low=low, high=high, unit=facts.unit_name))
+    if problem.kv_heads != heads:
+        share = heads // problem.kv_heads
+        findings.append(t("heads.grouped", share=share, kv=problem.kv_heads))
+    if heads == 1:
+        findings.append(t("heads.one"))
+    width = heads * problem.dk
     return Step(
         "heads",
-        "the same for each of B·H heads on its own",
-        f"({sizes.batch}, {sizes.heads}, S, d): batch and heads are leading axes; with "
-        f"d_model = {sizes.heads}·{problem.dk} = {sizes.heads * problem.dk} one head would cost "
-        "the same",
-        "One softmax can only look one way. Several narrow heads look several ways at the cost of "
-        "one wide head.",
+        t("heads.formula"),
+        t("heads.shape", batch=sizes.batch, heads=heads, dk=problem.dk, width=width),
+        t("heads.purpose"),
         tuple(findings),
     )
 
 
 def _cost(facts: Facts) -> Step:
-    cost = facts.walk.cost
+    cost, t = facts.walk.cost, facts.text
     operations = cost.scores_operations + cost.output_operations
     return Step(
         "cost",
-        "2·S_q·S_k·d_k for the scores, 2·S_q·S_k·d_v for the output, per head",
-        f"{operations:,} operations, {cost.visible_operations:,} for visible pairs alone",
-        "Both grow with the square of the length; so do the bytes of the matrices, unless they "
-        "are never built.",
+        t("cost.formula"),
+        t("cost.shape", operations=operations, visible=cost.visible_operations),
+        t("cost.purpose"),
         (
-            f"S_q×S_k matrices of all heads: {cost.matrix_bytes:,} bytes; streamed: "
-            f"{cost.streamed_bytes:,} bytes beside inputs of {cost.input_bytes:,}",
+            t(
+                "cost.bytes",
+                matrix=cost.matrix_bytes,
+                streamed=cost.streamed_bytes,
+                inputs=cost.input_bytes,
+            ),
         ),
     )
 

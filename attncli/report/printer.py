@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
@@ -33,6 +34,7 @@ from attncli.report import Color
 # Off a terminal nothing is cut: wider than any table, and higher, since rich wants both.
 UNLIMITED = 1_000_000
 PROSE_WIDTH = 88
+INDENT = 3  # of prose
 
 # What stands in for a character that the output's encoding lacks.
 FALLBACKS = str.maketrans(
@@ -192,15 +194,10 @@ def heading(text: str) -> RenderableType:
 
 def paragraph(text: str, printer: Printer, *, style: str = "", lead: str = "") -> RenderableType:
     """Prose, indented, in lines that the eye can follow however wide the output is."""
-    indent = "   "
-    wrapped = textwrap.fill(
-        text,
-        min(printer.width, PROSE_WIDTH),
-        initial_indent=indent + lead,
-        subsequent_indent=indent + " " * len(lead),
-        break_long_words=False,
-    )
-    return Text(wrapped, style)
+    first = " " * INDENT + lead
+    room = min(printer.width, PROSE_WIDTH) - cell_len(first)
+    lines = (line.plain.rstrip() for line in Text(text).wrap(printer.console(), max(1, room)))
+    return Text(first + ("\n" + " " * cell_len(first)).join(lines), style)
 
 
 SCHEMA = 1

@@ -73,16 +73,12 @@ def logits_tables(
         "after it they are the same shares of a smaller sum.",
         printer,
     )
+    limits = ", ".join(f"{limit:.2f} in {name}" for name, limit in EXP_LIMITS.items())
     yield paragraph(
-        f"The naive form fails where exp overflows, {exp_limits()}; with the largest logit "
+        f"The naive form fails where exp overflows, above {limits}; with the largest logit "
         "subtracted from all, as in the first line, exp is at most 1.",
         printer,
     )
-
-
-def exp_limits() -> str:
-    """Above what exp overflows, in each arithmetic."""
-    return "above " + ", ".join(f"{limit:.2f} in {name}" for name, limit in EXP_LIMITS.items())
 
 
 def plot(

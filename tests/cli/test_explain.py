@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from plain import Run, Tensors, attention
+from typer.testing import CliRunner
+
+from attncli.cli.app import app
 
 
 def steps_of(run: Run, *arguments: object) -> dict[str, Any]:
@@ -93,3 +97,25 @@ def test_a_small_mask_is_told_cell_by_cell(run: Run) -> None:
     told = "M, which is added, row by row: 0 −∞ −∞ −∞; 0 0 −∞ −∞; 0 0 0 −∞; 0 0 0 0"
     assert told in steps["masked"]["findings"]
     assert "M, which" not in str(steps_of(run, "--q-len", 9, "--k-len", 9, "--causal"))
+
+
+def test_chinese_tells_the_same_numbers(run: Run) -> None:
+    numbers = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
+    for words in ((), ("--causal", "--softcap", 2), ("--heads", 4, "--kv-heads", 2, "--alibi")):
+        english, chinese = (
+            run("compute", *words, "--explain", "--lang", lang).stdout for lang in ("en", "zh")
+        )
+        assert sorted(numbers.findall(english)) == sorted(numbers.findall(chinese))
+        assert "注意力分数" in chinese
+        assert "每个键与查询的匹配程度" in chinese
+        assert not re.search("[a-z]{3} [a-z]{3} [a-z]{3}", chinese.split("\n\n", 1)[1])
+
+
+def test_chinese_wants_an_encoding_that_has_it(run: Run) -> None:
+    words = ["compute", "--explain", "--lang", "zh"]
+    refused = CliRunner(charset="ascii").invoke(app, words)
+    assert refused.exit_code == 2
+    assert "--lang: expected an output that Chinese can be written to, got ascii" in refused.stderr
+    assert run("compute", "--lang", "zh", code=2).stderr.startswith(
+        "attncli: error: --lang: expected --explain or --shapes beside it"
+    )

@@ -1,12 +1,10 @@
-"""What a page of `attncli report` shows, and its words in the languages there are."""
+"""What a page of `attncli report` shows."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -137,30 +135,3 @@ class Page:
         if len({group.name for group in self.groups}) == 1:
             return "batch" if len({group.source for group in self.groups}) == 1 else "file"
         return "layer" if self.short_names[0].isdigit() else "group"
-
-
-@dataclass(frozen=True)
-class Words:
-    """The page's texts in one language."""
-
-    language: Language
-
-    @cached_property
-    def table(self) -> dict[str, str]:
-        """Every text by its key."""
-        both = json.loads((HERE / "strings.json").read_text(encoding="utf-8"))
-        return {key: texts[str(self.language)] for key, texts in both.items()}
-
-    def text(self, key: str, **values: Any) -> str:
-        """A text with its {placeholders} filled in."""
-        return self.table[key].format(**values) if values else self.table[key]
-
-    def counted(self, name: str, count: int) -> str:
-        """So many of something."""
-        form = f"count.{name}" if count == 1 else f"count.{name}.many"
-        return self.text(form, count=count)
-
-    def heading(self, column: Column) -> str:
-        """The name of a column with its unit."""
-        name = self.table.get(f"column.{column.key}", column.heading or column.key)
-        return f"{name} ({self.text('column.bits')})" if column.unit == "bits" else name

@@ -17,8 +17,9 @@ from attncli import __version__
 from attncli.attention.maps import HIDDEN, Encoding, Plan
 from attncli.attention.qkv import EXAMPLE_K, EXAMPLE_Q, EXAMPLE_V
 from attncli.attention.streaming.heads import Label
-from attncli.report.page.contents import Page, PageGroup, Words
+from attncli.report.page.contents import Page, PageGroup
 from attncli.report.palette import Theme, diverging, hexes, sequential
+from attncli.report.words import Words
 
 Record = dict[str, Any]
 

@@ -23,9 +23,10 @@ from attncli import __version__
 from attncli.attention.streaming.heads import Label
 from attncli.columns import Column
 from attncli.files.text import size_text
-from attncli.report.page.contents import HERE, Page, Words
+from attncli.report.page.contents import HERE, Page
 from attncli.report.page.data import data_text
 from attncli.report.table import scale_text
+from attncli.report.words import Words
 
 Record = dict[str, Any]
 
@@ -41,7 +42,7 @@ RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 def page_html(page: Page) -> str:
     """The file."""
-    words = Words(page.language)
+    words = Words(page.language, HERE / "strings.json")
     style, script = style_text(), script_text()
     template = _environment().get_template("template.html")
     return template.render(
