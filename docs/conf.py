@@ -20,7 +20,7 @@ html_show_copyright = False
 highlight_language = "text"
 
 # Folders whose pages need not be listed one by one.
-FOLDERS = {"reference": "Every option and column", "zh": "中文"}
+FOLDERS = {"zh": "中文"}
 
 
 def adapt(site: Sphinx, page: str, source: list[str]) -> None:
