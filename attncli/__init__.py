@@ -16,7 +16,7 @@ from importlib import import_module
 # put off is the handler of signals.
 TYPE_CHECKING = False
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # To add a public name, say here which module it lives in, and import it for type checkers below.
 _HOMES = {
