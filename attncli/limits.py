@@ -97,6 +97,14 @@ def processors() -> int:
     return min([usable, *_quotas()])
 
 
+def descriptors() -> int:
+    """How many files this process may hold open at once."""
+    if sys.platform == "win32":
+        return 8192
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if most == resource.RLIM_INFINITY else most
+
+
 def _machine_free() -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (_PROC / "meminfo").read_text().splitlines():

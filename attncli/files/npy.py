@@ -14,19 +14,19 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncli.errors import DataError
+from attncli.files.mapped import MappedReader, map_file
 from attncli.files.tensor import (
     UNDECLARED,
     TensorFile,
     TensorHeader,
     array_at,
     byte_size,
-    map_file,
     name_of,
     shape_text,
 )
@@ -184,7 +184,7 @@ def archive_format(local: Path, where: str) -> str:
 
 def _directory(local: Path, where: str) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(local)
+        return zipfile.ZipFile(cast("IO[bytes]", MappedReader(local)))
     except _DAMAGE as error:
         problem = "expected a complete .npz or .pt archive, got a damaged zip archive"
         advice = "Its directory, the last part, is missing or broken: copy or write it again."

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from attncli.errors import DataError
+from attncli.files.mapped import map_file
 from attncli.files.tensor import (
     BY_CODE,
     BY_NAME,
@@ -18,7 +19,6 @@ from attncli.files.tensor import (
     TensorHeader,
     array_at,
     byte_size,
-    map_file,
 )
 from attncli.files.text import place, shown
 

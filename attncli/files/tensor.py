@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -312,17 +311,6 @@ class TensorFile:
         if header.name is None or len(self.headers) + len(self.others) == 1:
             return ""
         return "::" + shown(header.name)
-
-
-def map_file(local: Path) -> NDArray[np.uint8]:
-    """Map a whole file that is not empty: uint8, (bytes,), private to this process."""
-    try:
-        # Copy-on-write: torch warns of arrays that cannot be written.
-        data = np.memmap(local, np.uint8, "c")
-    except OSError:
-        # Private pages count as memory: a file larger than the machine's must be read-only.
-        data = np.memmap(local, np.uint8, "r")
-    return np.asarray(data)
 
 
 def array_at(

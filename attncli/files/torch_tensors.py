@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from attncli.errors import DataError, UsageError
+from attncli.files.mapped import guard
 from attncli.files.tensor import (
     BY_NAME,
     FLOATS,
@@ -114,6 +115,9 @@ def open_torch(local: Path, source: str) -> TensorFile:
         raise _no_tensors(where, list(others.values()))
     for name, tensor in tensors.items():
         _refuse_boundless(where, name, tensor)
+        if mapped:
+            storage = tensor.untyped_storage()
+            guard(storage.data_ptr(), storage.nbytes(), local)
     headers = [
         TensorHeader(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         for name, tensor in tensors.items()
