@@ -13,14 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.analysis.attention_arguments import as_array
-from attncli.analysis.tensor_files import LAYOUT, FileGroup, groups_in, weights_in
+from attncli.analysis.tensor_files import (
+    LAYOUT,
+    FileGroup,
+    groups_in,
+    of_sound_files,
+    weights_in,
+)
 from attncli.attention.masks.audit import MaskAudit, place, undeclared_leaks
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Leak, leaks
 from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.options import BEFORE_WEIGHTS, OPTIONS, AttentionOptions, Layout
 from attncli.attention.sizes import PACKED, Sizes, layout_doubts, to_bhsd
-from attncli.errors import DataError, UsageError
+from attncli.errors import AttncliError, DataError, UsageError
 from attncli.files.tensor import bfloat16_bits
 from attncli.files.writer import TensorSaver
 
@@ -79,6 +85,7 @@ def find_inputs(
     *,
     softmax: bool,
     typed: Collection[str] = (),
+    faults: list[AttncliError] | None = None,
 ) -> list[MaskInputs]:
     """Read the headers of Q and K: an entry for each kind of mask, one without files.
 
@@ -89,12 +96,19 @@ def find_inputs(
         k_layout: that of K, where it has one of its own.
         softmax: whether what shapes the softmax beside the mask counts.
         typed: options of which it does not matter what a bundle declares.
+        faults: is told of bundles that are left out; None where none may be.
 
     Raises:
         UsageError: files that do not say which are Q and K.
     """
     if not files:
         return [MaskInputs()]
+    if faults is not None:
+        return of_sound_files(
+            files,
+            lambda some: find_inputs(some, group, layout, k_layout, softmax=softmax, typed=typed),
+            faults,
+        )
     groups = groups_in(files, group)
     if "k" not in groups[0].roles:
         raise UsageError(

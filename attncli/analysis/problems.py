@@ -18,6 +18,7 @@ from attncli.analysis.attention_arguments import (
 )
 from attncli.analysis.inputs import Group, load_groups, load_weights
 from attncli.analysis.options import AttentionWords, FileOptions
+from attncli.analysis.tensor_files import of_sound_files
 from attncli.attention.options import BEFORE_WEIGHTS, AttentionOptions, Layout, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import problem_of_weights
@@ -66,16 +67,25 @@ def load_problems(
     *,
     weights: Sequence[str] | None = None,
     example: bool = False,
+    faults: list[AttncliError] | None = None,
 ) -> list[GroupProblem]:
     """The problems of all groups that the input options name, or of files of weights.
 
-    Arguments and errors as for `load_groups`, `load_weights` and `problem_of`.
+    Of several bundles those that are at fault are left out, where `faults` is there to tell of
+    them. Other arguments and errors as for `load_groups`, `load_weights` and `problem_of`.
     """
-    if weights is None:
-        groups = load_groups(inputs, example=example)
-    else:
-        groups = load_weights(inputs, weights)
-    return [problem_of(one, inputs, words, precision, device) for one in groups]
+
+    def load(files: list[str] | None) -> list[GroupProblem]:
+        if weights is None:
+            groups = load_groups(replace(inputs, files=files), example=example)
+        else:
+            groups = load_weights(replace(inputs, files=None), files or ())
+        return [problem_of(one, inputs, words, precision, device) for one in groups]
+
+    files = inputs.files if weights is None else [*weights, *(inputs.files or ())]
+    if faults is None or files is None:
+        return load(files)
+    return of_sound_files(files, load, faults)
 
 
 def labelled(made: Sequence[GroupProblem], text: str) -> list[GroupProblem]:

@@ -6,16 +6,18 @@ Needs no torch, and reads no data.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from attncli.attention.options import OPTIONS, Kind
-from attncli.errors import DataError, UsageError
+from attncli.errors import AttncliError, DataError, ResourceError, UsageError
 from attncli.files.reader import join, open_file
 from attncli.files.roles import fits, groups_of, is_spread, names_asked, split_name
 from attncli.files.tensor import StoredTensor, TensorFile, TensorHeader
 from attncli.files.text import listed, place, shown
+
+Loaded = TypeVar("Loaded")
 
 ROLES = ("q", "k", "v")
 # In metadata: what holds for every group that does not say otherwise, and tokens.
@@ -94,6 +96,39 @@ class FileGroup:
         if self.layer is None:
             return whole
         return replace(whole, source=f"{whole.source}[{self.layer}]", array=whole.array[self.layer])
+
+
+def of_sound_files(
+    files: Sequence[str], load: Callable[[list[str]], Loaded], faults: list[AttncliError]
+) -> Loaded:
+    """What is loaded from several files, without those that alone cannot be.
+
+    Args:
+        files: of which each may stand for itself.
+        load: loads some of them.
+        faults: is given what is wrong with each that is left out.
+
+    Raises:
+        AttncliError: there is one file alone, or they do not stand for themselves, or none can be
+            loaded.
+    """
+    try:
+        return load(list(files))
+    except (DataError, ResourceError) as error:
+        sound = []
+        for file in files if len(files) > 1 else ():
+            try:
+                load([file])
+                sound.append(file)
+            except UsageError:
+                raise error from None
+            except (DataError, ResourceError) as fault:
+                told = "" if shown(file) in fault.where else f"{place(file)}, "
+                faults.append(type(fault)(told + fault.where, fault.problem, fault.advice))
+        if not sound:
+            faults.clear()
+            raise
+    return load(sound)
 
 
 def groups_in(names: Sequence[str], wanted: Sequence[str]) -> list[FileGroup]:

@@ -17,10 +17,18 @@ from attncli.analysis.problems import (
 from attncli.attention.variance.moments import audit as audited
 from attncli.attention.variance.moments import diagnosis
 from attncli.cli.commands import AuditOptions, ExperimentOptions, PlotOptions
-from attncli.cli.output import Record, kept, make_printer, write_picture, write_result
+from attncli.cli.output import (
+    Record,
+    end_with,
+    kept,
+    leave_out,
+    make_printer,
+    write_picture,
+    write_result,
+)
 from attncli.cli.variance_run import refuse_given
 from attncli.columns import record_of
-from attncli.errors import UsageError
+from attncli.errors import AttncliError, UsageError
 from attncli.report.audit import audit_tables, fit_tables
 from attncli.report.printer import Printer
 
@@ -40,7 +48,8 @@ def run(
             raise UsageError("--plot", "expected no --fit-scale beside it, got both")
         _run_fit(inputs, words, audit.fit_scale, output, printer)
         return
-    found = _run_audit(inputs, words, output, printer)
+    faults: list[AttncliError] = []
+    found = _run_audit(inputs, words, output, printer, faults)
     write_picture(
         "variance",
         given,
@@ -48,12 +57,19 @@ def run(
         lambda plots, title: plots.audit_picture(title, found),
         "variance_plots",
     )
+    end_with(faults)
 
 
 def _run_audit(
-    inputs: FileOptions, words: AttentionWords, output: PlotOptions, printer: Printer
+    inputs: FileOptions,
+    words: AttentionWords,
+    output: PlotOptions,
+    printer: Printer,
+    faults: list[AttncliError],
 ) -> list[Record]:
-    made, drawn = load_problems(inputs, words, output.precision, output.device), list[Record]()
+    drawn: list[Record] = []
+    made = load_problems(inputs, words, output.precision, output.device, faults=faults)
+    leave_out(printer, faults)
     printer.warn(
         f"«{name}» comes after the scaled scores: their variance does not depend on it"
         for name in ("softcap", "alibi", "alibi_slopes", "sinks")

@@ -24,10 +24,17 @@ from attncli.attention.stages import select
 from attncli.attention.streaming.heads import HeadStatistics, Thresholds, draw_rows
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
 from attncli.cli.commands import EntropyOptions, PlotOptions
-from attncli.cli.output import fail_for, make_printer, write_picture, write_result
+from attncli.cli.output import (
+    end_with,
+    fail_for,
+    leave_out,
+    make_printer,
+    write_picture,
+    write_result,
+)
 from attncli.cli.terminal import progress
 from attncli.columns import Column
-from attncli.errors import UsageError
+from attncli.errors import AttncliError, UsageError
 from attncli.report import Format
 from attncli.report import entropy as report
 from attncli.report.printer import Printer
@@ -50,7 +57,9 @@ def run(
         inputs = replace(inputs, allow_nonfinite=True)
     printer = make_printer(output)
     computing = output.precision, output.device
-    made = load_problems(inputs, words, *computing, weights=options.weights)
+    faults: list[AttncliError] = []
+    made = load_problems(inputs, words, *computing, weights=options.weights, faults=faults)
+    leave_out(printer, faults)
     if options.labels is not None:
         made = labelled(made, options.labels)
     _tell_sums(made, printer)
@@ -95,6 +104,7 @@ def run(
         printer,
         lambda plots, title: _draw(plots, title, drawn, options, style, tokens),
     )
+    end_with(faults)
     _judge(heads, failures)
 
 

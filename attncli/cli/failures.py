@@ -67,10 +67,15 @@ def explain_failure(error: BaseException, frugal: str = "") -> int:
         known = DataError(
             f"unexpected {kind}", str(error), "this is a fault of attncli; --debug shows where"
         )
-    _print(on_command_line(f"attncli: error: {known.where}: {known.problem}"))
+    tell(known)
     if known.advice:
         _print(on_command_line(f"  {known.advice}"))
     return known.exit_code
+
+
+def tell(error: AttncliError) -> None:
+    """Print an error in its one line."""
+    _print(on_command_line(f"attncli: error: {error.where}: {error.problem}"))
 
 
 def abandon_stdout() -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from attncli.attention.statistics import NumberStatistics, RunningStatistics
 from attncli.cli.commands import InspectOptions, OutputOptions
-from attncli.cli.output import Record, make_printer, write_result
+from attncli.cli.output import Record, end_with, leave_out, make_printer, write_result
 from attncli.columns import column, columns_of, record_of
-from attncli.errors import DataError
+from attncli.errors import AttncliError, DataError, ResourceError
 from attncli.files.reader import open_file
 from attncli.files.roles import split_name
 from attncli.files.tensor import (
@@ -56,8 +56,19 @@ def run(options: InspectOptions, output: OutputOptions) -> None:
     """Look at every file, and print what is found."""
     printer = make_printer(output)
     warnings: list[str] = []
-    records = list(_records(options, warnings))
+    records: list[Record] = []
+    faults: list[AttncliError] = []
+    for given in options.files:
+        try:
+            records += _records(given, options.dtype, warnings)
+        except (DataError, ResourceError) as fault:
+            if len(options.files) == 1:
+                raise
+            faults.append(fault)
+    if not records:
+        raise faults[0]
     printer.warn(warnings)
+    leave_out(printer, faults)
     write_result(
         output.format,
         printer,
@@ -68,21 +79,20 @@ def run(options: InspectOptions, output: OutputOptions) -> None:
         params={"dtype": options.dtype},
         show=lambda found: [record_table(COLUMNS, found, printer, digits=output.digits)],
     )
+    end_with(faults)
 
 
-def _records(options: InspectOptions, warnings: list[str]) -> Iterator[Record]:
-    for given in options.files:
-        source, name = split_name(given)
-        file = open_file(source)
-        if name is not None:
-            file.read(name)  # refuses a name that is not there
-        for header in file.headers:
-            if name in (None, header.name):
-                yield _record(file, header, options.dtype, warnings)
-        where = place(source)
-        warnings += [
-            text if text.startswith(where) else f"{where}: {text}" for text in file.warnings
-        ]
+def _records(given: str, dtype: str | None, warnings: list[str]) -> Iterator[Record]:
+    """Of FILE or FILE::NAME."""
+    source, name = split_name(given)
+    file = open_file(source)
+    if name is not None:
+        file.read(name)  # refuses a name that is not there
+    for header in file.headers:
+        if name in (None, header.name):
+            yield _record(file, header, dtype, warnings)
+    where = place(source)
+    warnings += [text if text.startswith(where) else f"{where}: {text}" for text in file.warnings]
 
 
 def _record(

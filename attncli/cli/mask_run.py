@@ -25,7 +25,14 @@ from attncli.attention.masks.compare import Cell, Leak, compare, difference_maps
 from attncli.attention.masks.mask import Mask
 from attncli.attention.options import Layout
 from attncli.cli.commands import MaskOptions, PlotOptions
-from attncli.cli.output import Record, make_printer, write_picture, write_result
+from attncli.cli.output import (
+    Record,
+    end_with,
+    leave_out,
+    make_printer,
+    write_picture,
+    write_result,
+)
 from attncli.columns import Column, columns_of, record_of
 from attncli.errors import AttncliError, CheckFailedError, UsageError, options_text
 from attncli.files.roles import read_one
@@ -137,9 +144,12 @@ class Prepared:
 def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> None:
     """Print what the mask is, or where it differs from another; of a bundle a line a kind."""
     printer = make_printer(output)
-    inputs = read_inputs(options, words)
-    if len(inputs) > 1 and options.against is None and options.save is None:
-        _list([_prepared(options, words, output, one, printer) for one in inputs])
+    faults: list[AttncliError] = []
+    alone = options.against is not None or options.save is not None
+    inputs = read_inputs(options, words, None if alone else faults)
+    leave_out(printer, faults)
+    if len(inputs) > 1 and not alone:
+        _list([_prepared(options, words, output, one, printer) for one in inputs], faults)
         return
     prepared = prepare(options, words, output, inputs, printer)
     if options.against is not None:
@@ -157,11 +167,18 @@ def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> Non
             mask, judged, prepared.leaks, records, prepared.labels, printer, output.digits
         ),
     )
+    end_with(faults)
     prepared.judge()
 
 
-def read_inputs(options: MaskOptions, words: AttentionWords) -> list[analysis.MaskInputs]:
+def read_inputs(
+    options: MaskOptions, words: AttentionWords, faults: list[AttncliError] | None = None
+) -> list[analysis.MaskInputs]:
     """What the files say, an entry for each kind of mask.
+
+    Args:
+        options, words: as they were typed.
+        faults: is told of bundles that are left out; None where none may be.
 
     Raises:
         UsageError: options that would do nothing, or that make no sense together.
@@ -177,6 +194,7 @@ def read_inputs(options: MaskOptions, words: AttentionWords) -> list[analysis.Ma
         options.k_layout,
         softmax=options.effect,
         typed=[name for name, value in vars(words).items() if value is not None],
+        faults=faults,
     )
 
 
@@ -253,8 +271,12 @@ def _recognised(prepared: Prepared) -> Record:
     return params
 
 
-def _list(kinds: Sequence[Prepared]) -> None:
+def _list(kinds: Sequence[Prepared], faults: Sequence[AttncliError]) -> None:
     """Print which groups of a bundle have which mask, however it is declared.
+
+    Args:
+        kinds: a mask each.
+        faults: of files that were left out.
 
     Raises:
         CheckFailedError: something was found that the user asked to fail on.
@@ -276,6 +298,7 @@ def _list(kinds: Sequence[Prepared]) -> None:
             [(kind.inputs.names, kind.judged) for kind in kinds], first.printer
         ),
     )
+    end_with(faults)
     for kind in kinds:
         kind.judge(f" of {shown(', '.join(kind.inputs.names), 80)}")
 

@@ -6,12 +6,14 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import typer
 from rich.console import RenderableType
 
 from attncli.analysis.options import defaults_of
 from attncli.cli.commands import OutputOptions, PlotOptions
+from attncli.cli.failures import tell
 from attncli.columns import Column
-from attncli.errors import CheckFailedError, option_words
+from attncli.errors import AttncliError, CheckFailedError, on_command_line, option_words
 from attncli.files.target import require_target
 from attncli.report import Format
 from attncli.report.drawing import pictures, require_picture
@@ -123,6 +125,23 @@ def write_result(
         )
     else:
         printer.show(*show(list(records)))
+
+
+def leave_out(printer: Printer, faults: Sequence[AttncliError]) -> None:
+    """Name files that are left out, each in a line, and among the warnings of documents."""
+    for fault in faults:
+        tell(fault)
+        printer.warned.append(on_command_line(f"left out: {fault.where}: {fault.problem}"))
+
+
+def end_with(faults: Sequence[AttncliError]) -> None:
+    """Fail where files were left out, which is told by now.
+
+    Raises:
+        Exit: of the first fault.
+    """
+    if faults:
+        raise typer.Exit(faults[0].exit_code)
 
 
 def fail_for(what: str, found: Sequence[Record], among: Sequence[Record]) -> None:
