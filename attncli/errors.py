@@ -67,6 +67,12 @@ class CheckFailedError(AttncliError):
     exit_code = ExitCode.CHECK_FAILED
 
 
+class LeftOutError(AttncliError):
+    """Some of several files were left out, which is told by now, as are the results of others."""
+
+    exit_code = ExitCode.DATA
+
+
 def printable(text: str) -> str:
     """The text with everything unprintable escaped: codes of terminals, line ends, lone bytes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

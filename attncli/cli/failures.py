@@ -15,6 +15,7 @@ from attncli.errors import (
     AttncliError,
     DataError,
     ExitCode,
+    LeftOutError,
     ResourceError,
     UsageError,
     on_command_line,
@@ -56,7 +57,7 @@ def exit_code_of(work: Callable[[], Any], debug: bool = False, frugal: str = "")
 
 def explain_failure(error: BaseException, frugal: str = "") -> int:
     """Print what happened in one line, and at most one of advice; return the exit code."""
-    if isinstance(error, typer.Exit):
+    if isinstance(error, typer.Exit | LeftOutError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         _print("attncli: interrupted")

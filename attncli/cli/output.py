@@ -6,14 +6,19 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import typer
 from rich.console import RenderableType
 
 from attncli.analysis.options import defaults_of
 from attncli.cli.commands import OutputOptions, PlotOptions
 from attncli.cli.failures import tell
 from attncli.columns import Column
-from attncli.errors import AttncliError, CheckFailedError, on_command_line, option_words
+from attncli.errors import (
+    AttncliError,
+    CheckFailedError,
+    LeftOutError,
+    on_command_line,
+    option_words,
+)
 from attncli.files.target import require_target
 from attncli.report import Format
 from attncli.report.drawing import pictures, require_picture
@@ -135,13 +140,13 @@ def leave_out(printer: Printer, faults: Sequence[AttncliError]) -> None:
 
 
 def end_with(faults: Sequence[AttncliError]) -> None:
-    """Fail where files were left out, which is told by now.
+    """Fail where files were left out.
 
     Raises:
-        Exit: of the first fault.
+        LeftOutError: some were.
     """
     if faults:
-        raise typer.Exit(faults[0].exit_code)
+        raise LeftOutError("FILE", f"expected all of them to be whole, got {len(faults)} left out")
 
 
 def fail_for(what: str, found: Sequence[Record], among: Sequence[Record]) -> None:

@@ -11,7 +11,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attncli.errors import AttncliError, CheckFailedError, DataError, ResourceError
+from attncli.errors import (
+    AttncliError,
+    CheckFailedError,
+    DataError,
+    LeftOutError,
+    ResourceError,
+)
 from attncli.files.temporary import spool, temporaries
 from attncli.files.text import shown
 from attncli.limits import DISK_FULL, full_disk
@@ -59,8 +65,8 @@ _BATCH: ContextVar[Batch | None] = ContextVar("_BATCH", default=None)
 def together() -> Iterator[None]:
     """Let all files that are written within appear at once on leaving, after an error none.
 
-    A check that fails is no error of what was computed, nor is a reader that has seen enough of
-    standard output: then they do appear.
+    A check that fails is no error of what was computed, nor is another file that was left out, nor
+    a reader that has seen enough of standard output: then they do appear.
 
     Raises:
         DataError: a place cannot be written after all.
@@ -70,7 +76,7 @@ def together() -> Iterator[None]:
     with batch.undo:
         try:
             yield
-        except (BrokenPipeError, CheckFailedError):
+        except (BrokenPipeError, CheckFailedError, LeftOutError):
             batch.appear()
             raise
         finally:

@@ -43,6 +43,12 @@ def test_the_rest_is_analysed(run: Run, bundles: Path, command: str, flags: str)
     assert len(left_out) == 2
 
 
+def test_what_is_written_appears(run: Run, bundles: Path) -> None:
+    found = run("entropy", "bundle.npz", "bad.npz", "-f", "csv", "-o", "out.csv", code=1)
+    assert "attncli: wrote out.csv" in found.stderr
+    assert Path("out.csv").read_text() == run("entropy", "bundle.npz", "-f", "csv").stdout
+
+
 def test_mask_and_inspect_do_the_same(run: Run, bundles: Path) -> None:
     for line in (
         ["mask", "bundle.npz", "bad.npz", "other.npz", "--causal", "--query-offset", "0"],
