@@ -25,7 +25,9 @@ FOLDERS = {"zh": "中文"}
 
 def adapt(site: Sphinx, page: str, source: list[str]) -> None:
     """Name files of the repository, which a site cannot link, and list the pages of the index."""
-    text = re.sub(r"\[([^]]+)\]\(\.\./([^)]+\.md)\)", r"\1 (`\2` of the repository)", source[0])
+    outside = "../" * (page.count("/") + 1)
+    link = rf"\[([^]]+)\]\({re.escape(outside)}([^)]+\.md)\)"
+    text = re.sub(link, r"\1 (`\2` of the repository)", source[0])
     if page == "index":
         for caption, links in re.findall(r"^\*\*(.+)\*\*\n((?:- .*\n)+)", text, re.MULTILINE):
             text += contents(caption, re.findall(r"\(([\w/-]+)\.md\)", links))

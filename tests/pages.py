@@ -17,10 +17,12 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CHINESE = ROOT / "docs" / "zh"  # commands and output there are those of the same page in English
 # Every page is read as the README is.
 PAGES = {"README.md": README} | {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in sorted(ROOT.glob("docs/**/*.md"))
+    if path.parent != CHINESE
 }
 # What stands between the words of one command and the rest of a line of shell.
 _END_OF_COMMAND = re.compile(r"\s+(?:#|\||>|2>|&&|;)|;|\)$")
