@@ -185,6 +185,7 @@ def assert_compute(computed: Any, saved: dict[str, Array], problem: PlainAttenti
             "n_nan": int(np.isnan(values).sum()),
             "n_posinf": int(np.isposinf(values).sum()),
             "n_neginf": int(np.isneginf(values).sum()),
+            "n_finite": int(np.isfinite(values).sum()),
         }
         assert {key: told[key] for key in counts} == counts, name
         for key in ("min", "max", "mean", "std"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attncli.attention import stages as attention_stages
 from attncli.attention.pooling import FIRST_ALONE, edges_of
-from attncli.attention.problem import Problem
+from attncli.attention.problem import Problem, score_warnings
 from attncli.attention.stages import (
     Block,
     PooledMatrix,
@@ -134,4 +134,6 @@ def ask_stages(
             known = ", ".join(offered)
             raise UsageError(option, f"expected one of {known} for these inputs, got {name!r}")
     wanted = tuple(stage for stage in offered if names is None or stage in names)
+    if Stage.SCORES in wanted and (said := score_warnings(problem)):
+        problem = replace(problem, marked_warnings=(*problem.marked_warnings, *said))
     return StagesAsked(problem, selection, wanted, output_projection)

@@ -19,6 +19,7 @@ from attncli.attention.stages import Selection
 from attncli.attention.streaming.heads import (
     AVERAGED,
     TOKEN_LABELS,
+    Estimate,
     HeadStatistics,
     Thresholds,
     TokenScores,
@@ -148,14 +149,15 @@ NUMBERS_OF_HEADS = (
     *(each for each in HEAD if not (each.is_key or each.key in WORDS_OF_HEADS)),
     *OF_TOKENS,
 )
+_CERTAINTY = {
+    "se": "standard error of {}; 0 where all rows were looked at",
+    "ci95_low": "from where the 95 % interval of {} by Student's t reaches",
+    "ci95_high": "to where the 95 % interval of {} reaches",
+}
 ERRORS = tuple(
-    Column(
-        f"{name}_se",
-        None,
-        description=f"standard error of {name}_mean; 0 where all rows were looked at",
-        holds=float | None,
-    )
+    Column(f"{name}_{part}", None, description=says.format(f"{name}_mean"), holds=float | None)
     for name in AVERAGED
+    for part, says in _CERTAINTY.items()
 )
 SAMPLED = (*_OF_SAMPLE, *columns_of(Sample), *ERRORS)
 ROW = columns_of(RowPlace, RowStatistics)
@@ -285,6 +287,7 @@ def sampled_record(chosen: ChosenHeads, rows: HeadRows, statistics: HeadStatisti
     them; what the sample itself holds of it has names that say so.
     """
     real = chosen.problem.mask.real_queries(rows.batch)
+    found = estimates_of(rows, real)
     sample = Sample(
         sampled_queries=len(rows.queries),
         sampled_empty_rows=statistics.empty_rows,
@@ -294,11 +297,19 @@ def sampled_record(chosen: ChosenHeads, rows: HeadRows, statistics: HeadStatisti
     record = head_record(chosen, rows, statistics) | {"queries": real}
     if len(rows.queries) < real:
         record |= {each.key: None for each in HEAD if not each.of_sample}
-    found = estimates_of(rows, real)
-    errors = {
-        f"{name}_se": found[name].standard_error if name in found else None for name in AVERAGED
-    }
-    return record | record_of(sample) | errors
+    record |= record_of(sample)
+    for name in AVERAGED:
+        record |= _certainty(name, found.get(name))
+    return record
+
+
+def _certainty(name: str, found: Estimate | None) -> Record:
+    """How sure the mean of a sample is; None where there is none, or a single row."""
+    values: tuple[float | None, ...] = (None,) * len(_CERTAINTY)
+    if found is not None and found.reach is not None:
+        ends = found.mean - found.reach, found.mean + found.reach
+        values = found.standard_error, *ends
+    return {f"{name}_{part}": value for part, value in zip(_CERTAINTY, values, strict=True)}
 
 
 def row_records(place: GroupPlace, rows: HeadRows) -> Iterator[Record]:

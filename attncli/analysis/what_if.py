@@ -15,8 +15,9 @@ import torch
 from attncli.analysis.attention_arguments import NONE, typed
 from attncli.analysis.options import floats, integers
 from attncli.attention.masks.rules import KeptKeys
+from attncli.attention.nonfinite import all_finite
 from attncli.attention.options import OPTIONS, AttentionOptions, Kind, Precision
-from attncli.attention.problem import Problem, all_finite, make_problem
+from attncli.attention.problem import Problem, make_problem
 from attncli.attention.stages import Selection
 from attncli.attention.streaming.stream import Wanted, stream_rows
 from attncli.errors import DataError, UsageError
@@ -210,7 +211,8 @@ def changed(
         device=str(problem.device),
         allow_nonfinite=True,
     )
-    said += [text for text in made.marked_warnings if text not in problem.marked_warnings]
+    fresh = [text for text in made.marked_warnings if text not in problem.marked_warnings]
+    said += [f"{change.text}: {text}" for text in fresh]
     if kept:
         made = replace(made, mask=made.mask.also(_cache(problem, made, kept, selection)))
     return made, said

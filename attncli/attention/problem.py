@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask, head_masks
+from attncli.attention.nonfinite import Products, first_overflow, origins, refuse_nonfinite
 from attncli.attention.options import AttentionOptions, Layout, Precision
 from attncli.attention.sizes import (
     FLOAT64_CELLS,
@@ -184,6 +185,14 @@ def make_problem(
     factor = max(map(abs, np.atleast_1d(scale)), default=0.0) / options.temperature
     reach = partial(_reach, ready["q"], ready["k"], factor, options.softcap or math.inf)
     mask = build_mask(options, sizes, itemsize=dtype.itemsize, reach=reach)
+    warnings += mask.warnings
+    scales = scale if isinstance(scale, tuple) else (scale,) * query_heads
+    factors = [each / options.temperature for each in scales]
+    capped = options.softcap is not None
+    products = Products(ready["q"], ready["k"], mask, factors, capped, dtype)
+    if allow_nonfinite:
+        warnings += origins(products, ready.get("v"))
+    warnings += _overflow(products, "scaled scores")
     return Problem(
         q=ready["q"],
         k=ready["k"],
@@ -195,7 +204,7 @@ def make_problem(
         sinks=_sinks(options, query_heads),
         dtype=dtype,
         device=choose_device(device),
-        marked_warnings=(*warnings, *mask.warnings),
+        marked_warnings=tuple(warnings),
     )
 
 
@@ -230,6 +239,25 @@ def _reach(
     return min(exact, 2 * softcap)
 
 
+def score_warnings(problem: Problem) -> list[str]:
+    """What to say of scores that overflow, whatever they are scaled to; nothing where none do."""
+    ones = (1.0,) * problem.sizes.heads
+    return _overflow(
+        Products(problem.q, problem.k, problem.mask, ones, True, problem.dtype), "scores"
+    )
+
+
+def _overflow(products: Products, stage: str) -> list[str]:
+    found = first_overflow(products)
+    if found is None:
+        return []
+    batch, head, query = found
+    name = str(products.dtype).removeprefix("torch.")
+    where = f"first at query {query} of batch {batch}, head {head}"
+    advice = "; «precision=float64» holds more" if products.dtype != torch.float64 else ""
+    return [f"{stage} overflow {name}, {where}{advice}"]
+
+
 def compute_dtype(
     precision: Precision, came_as: Sequence[torch.dtype], sizes: Sizes
 ) -> torch.dtype:
@@ -256,46 +284,6 @@ def choose_device(name: str) -> torch.device:
     if kind == "cuda" and int(index or 0) >= present:
         raise ResourceError("«device»", f"expected one of {present} CUDA devices, got {name}")
     return torch.device(name)
-
-
-def refuse_nonfinite(tensor: torch.Tensor, role: str) -> None:
-    """Raise DataError with count and first index where a tensor holds NaN or inf."""
-    if not tensor.is_floating_point():
-        return
-    count, first = 0, None
-    for index, part in enumerate(_parts(tensor.detach())):
-        # NaN and inf both outlive a sum, which costs a fifth of looking at each element.
-        if math.isfinite(float(part.sum())):
-            continue
-        wrong = ~torch.isfinite(part)
-        if bool(wrong.any()):
-            count += int(wrong.sum())
-            first = first or (index, wrong.nonzero()[0].tolist())
-    if first is not None:
-        slice_index, where = first
-        where[-2] += slice_index * _rows_at_once(tensor)
-        raise DataError(
-            role,
-            f"expected finite values, got {count} NaN or inf, the first at {tuple(where)}",
-            "«allow_nonfinite» carries on with IEEE arithmetic and counts the rows it reaches",
-        )
-
-
-def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of any real dtype holds no NaN and no infinity."""
-    return all(bool(torch.isfinite(part).all()) for part in _parts(tensor.detach()))
-
-
-def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Slices along the sequence axis, few enough elements each to be looked at in one go."""
-    for part in torch.split(tensor, _rows_at_once(tensor), dim=-2):
-        # float8 has no isfinite of its own, and float16 sums overflow where float32 ones do not.
-        yield part.float() if part.element_size() < 4 else part
-
-
-def _rows_at_once(tensor: torch.Tensor) -> int:
-    per_row = max(1, tensor.numel() // max(1, tensor.shape[-2]))
-    return max(1, _SCAN_ELEMENTS // per_row)
 
 
 def _with_layout(

@@ -17,14 +17,9 @@ import torch
 
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask
+from attncli.attention.nonfinite import origin_of_weights, refuse_nonfinite
 from attncli.attention.options import BEFORE_WEIGHTS, AttentionOptions, Layout, Precision
-from attncli.attention.problem import (
-    GivenWeights,
-    Problem,
-    choose_device,
-    compute_dtype,
-    refuse_nonfinite,
-)
+from attncli.attention.problem import GivenWeights, Problem, choose_device, compute_dtype
 from attncli.attention.sizes import PACKED, RandomShape, Sizes, to_bhsd
 from attncli.errors import DataError, UsageError
 
@@ -251,6 +246,7 @@ def problem_of_weights(
     sizes = Sizes(*whole.shape)
     mask = build_mask(options, sizes)
     seen = _examined(whole, mask)
+    origins = origin_of_weights(whole, mask) if allow_nonfinite else []
     nothing = whole.new_zeros(1, dtype=torch.float32)
     return Problem(
         q=nothing.expand(*whole.shape[:3], 1),
@@ -263,7 +259,7 @@ def problem_of_weights(
         sinks=None,
         dtype=compute_dtype(precision, [whole.dtype], sizes),
         device=choose_device(device),
-        marked_warnings=(*_judged(seen, whole, mask), *mask.warnings),
+        marked_warnings=(*_judged(seen, whole, mask), *mask.warnings, *origins),
         given=GivenWeights(whole, seen.lowest, seen.highest, zeros_hidden=not mask.hides),
     )
 

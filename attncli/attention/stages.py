@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from attncli.attention import steps
 from attncli.attention.masks.mask import Mask
+from attncli.attention.nonfinite import all_finite
 from attncli.attention.pooling import Edges, Pool
-from attncli.attention.problem import Problem, all_finite
+from attncli.attention.problem import Problem
 from attncli.attention.statistics import NumberStatistics, RunningStatistics
+from attncli.attention.streaming.head_group import may_overflow
 from attncli.attention.streaming.stream import Wanted, stream_rows
 from attncli.columns import column
 from attncli.errors import UsageError
@@ -84,6 +86,7 @@ class StageStatistics(NumberStatistics):
     Attributes:
         n_masked: how many selected cells are invisible.
         n_nan, n_posinf, n_neginf: visible cells that hold NaN, +inf, −inf.
+        n_finite: the other visible cells.
         min, max, mean, std: of the finite ones, std of the population; None where there are none.
     """
 
@@ -279,13 +282,16 @@ class _HeadInputs:
     q: torch.Tensor  # (S_q, d_k), still as it came: only the rows in hand are cast
     k: torch.Tensor  # (S_k, d_k)
     v: torch.Tensor | None  # (S_k, d_v)
+    shrink: float  # what queries are multiplied by where products overflow; 1 elsewhere
 
     @classmethod
     def of(cls, problem: Problem, batch: int, head: int) -> _HeadInputs:
-        shared = problem.kv_head(head)
+        shared, q = problem.kv_head(head), problem.q[batch, head]
         v = None if problem.v is None else problem.cast(problem.v[batch, shared])
         k = problem.cast(problem.k[batch, shared])
-        return cls(batch, head, problem.q[batch, head], k, v)
+        factor = problem.scale_of(head) / problem.temperature
+        shrink = steps.shrink_for(factor, k.dtype) if may_overflow(q, k.T, 1.0) else 1.0
+        return cls(batch, head, q, k, v, shrink)
 
 
 def _compute(
@@ -299,13 +305,19 @@ def _compute(
     if not bool(real.all()):
         visible = visible & real[:, None]  # padded queries see nothing and give nothing
     bias = mask.bias(batch, head, index, slice(None))
+    q, scale = problem.cast(inputs.q[_index(rows, inputs.q.device)]), problem.scale_of(inputs.head)
+    scaled = None
+    if inputs.shrink != 1.0:
+        shrunk = (q * inputs.shrink) @ inputs.k.T
+        scaled = shrunk * (scale / inputs.shrink) / problem.temperature
     found = steps.logits(
-        problem.cast(inputs.q[_index(rows, inputs.q.device)]) @ inputs.k.T,  # (rows, S_k)
-        scale=problem.scale_of(inputs.head),
+        q @ inputs.k.T,  # (rows, S_k)
+        scale=scale,
         temperature=problem.temperature,
         softcap=problem.softcap,
         visible=visible,
         bias=None if bias is None else bias[0, 0],
+        scaled=scaled,
     )
     values = {stage: getattr(found, stage) for stage in stages if stage in _BEFORE_SOFTMAX}
     if len(values) < len(stages):

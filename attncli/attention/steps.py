@@ -14,6 +14,7 @@ Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2; the sof
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,7 @@ def logits(
     softcap: float | None,
     visible: torch.Tensor,
     bias: torch.Tensor | None,
+    scaled: torch.Tensor | None = None,
 ) -> Logits:
     """Every stage before the softmax, in the dtype of the scores.
 
@@ -59,8 +61,11 @@ def logits(
         softcap: c of c·tanh(x/c); None for none.
         visible: bool, broadcastable to (..., S_q, S_k); True where the query sees the key.
         bias: broadcastable likewise; added to visible logits; None for none.
+        scaled: scores · scale / temperature where these overflow before they are scaled; None
+            where they do not.
     """
-    scaled = scores * scale / temperature
+    if scaled is None:
+        scaled = scores * scale / temperature
     capped = None if softcap is None else softcap * torch.tanh(scaled / softcap)
     masked = scaled if capped is None else capped
     if bias is not None:
@@ -68,6 +73,20 @@ def logits(
     visible = visible.expand(masked.shape)
     masked = torch.where(visible, masked, -torch.inf)
     return Logits(scores, scaled, capped, masked, visible)
+
+
+def shrink_for(factor: float, dtype: torch.dtype) -> float:
+    """A power of two that queries are multiplied by where their products might overflow.
+
+    It rounds nothing, so that products that are equal stay equal.
+
+    Args:
+        factor: what products are multiplied by afterwards, which says how large they may be.
+        dtype: of the arithmetic.
+    """
+    if not 0 < abs(factor) < 1:
+        return 1.0
+    return max(2.0 ** math.floor(math.log2(abs(factor))), torch.finfo(dtype).tiny)
 
 
 def softmax(

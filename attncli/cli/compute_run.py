@@ -113,7 +113,7 @@ def _asked(
         is_projected=group.is_projected,
         output_projection=group.output_projection,
     )
-    return GroupStages(made, asked)
+    return GroupStages(replace(made, problem=asked.problem), asked)
 
 
 def _otherwise_causal(

@@ -21,7 +21,12 @@ from attncli.analysis.problems import (
     params_record,
 )
 from attncli.attention.stages import select
-from attncli.attention.streaming.heads import HeadStatistics, Thresholds, draw_rows
+from attncli.attention.streaming.heads import (
+    FEWEST_SAMPLED,
+    HeadStatistics,
+    Thresholds,
+    draw_rows,
+)
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
 from attncli.cli.commands import EntropyOptions, PlotOptions
 from attncli.cli.output import (
@@ -65,6 +70,10 @@ def run(
     _tell_sums(made, printer)
     for one in made:
         printer.warn(one.warnings)
+    lengths = [one.problem.sizes.q_len for one in made]
+    if options.sample_rows is not None and options.sample_rows < min(FEWEST_SAMPLED, *lengths):
+        few = f"95 % intervals of fewer than {FEWEST_SAMPLED} rows may hold less often"
+        printer.warn([f"--sample-rows {options.sample_rows}: {few}"])
     chosen = [heads for one in made for heads in _chosen(one, options)]
     if options.histogram:
         _require_one_head(chosen)

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.style import Style as Shade
 from rich.text import Text
 
-from attncli.attention.streaming.heads import TOKEN_LABELS
+from attncli.attention.streaming.heads import FEWEST_SAMPLED, TOKEN_LABELS
 from attncli.columns import Column
 from attncli.files.text import shown
 from attncli.report import Unit
@@ -78,7 +78,7 @@ class Style:
 def head_tables(
     records: Sequence[Record], columns: Sequence[Column], style: Style
 ) -> Iterator[RenderableType]:
-    """A table for each group, a line a head; estimates stand beside their standard errors."""
+    """A table for each group, a line a head; estimates stand beside how far they may be off."""
     sampled = any(column.key == "sampled_queries" for column in columns)
     for named, of_group in by_group(records):
         if named:
@@ -87,10 +87,10 @@ def head_tables(
         yield ""
     if sampled:
         yield style.note(
-            "estimated from the sampled rows: means ± their standard errors; labels are estimates "
-            "too. 95 % lie within Student's t of them (2.8 for 5 rows, 2.1 for 20), fewer where a "
-            "column is skewed, as sink mass is. Largest logits are those of the sample: the head's "
-            "own may be larger."
+            "estimated from the sampled rows: means ± half the width of their 95 % intervals by "
+            f"Student's t, which hold from {FEWEST_SAMPLED} rows on, and for less in columns that "
+            "are skewed, as sink mass and largest weight often are. Labels are estimates too; "
+            "largest logits are those of the sample: the head's own may be larger."
         )
     yield from _head_notes(records, style)
 
@@ -228,15 +228,15 @@ def _head_columns(
 
 
 def _head_cell(record: Record, key: str, style: Style) -> str:
-    """A number, and of an estimate its standard error: "?" where a single row has none."""
+    """A number, and of an estimate half the width of its interval: "?" where a row has none."""
     text = cell(record[key], style.digits)
     if key == "sampled_queries":
         return f"{text} of {record['queries']}"
-    error_key = key.removesuffix("_mean") + "_se"
-    if record[key] is None or error_key not in record:
+    highest_key = key.removesuffix("_mean") + "_ci95_high"
+    if record[key] is None or highest_key not in record:
         return text
-    error = record[error_key]
-    return f"{text} ±{'?' if error is None else style.number(error)}"
+    highest = record[highest_key]
+    return f"{text} ±{'?' if highest is None else style.number(highest - record[key])}"
 
 
 def _variant_columns(records: Sequence[Record], style: Style) -> Iterator[TableColumn]:

@@ -236,12 +236,13 @@ def stage_tables(result: StageResult, view: StageView) -> Iterator[RenderableTyp
 
 
 def summary_table(results: Sequence[StageResult], printer: Printer, digits: int) -> RenderableType:
-    """One line a stage: shape, extremes, mean and deviation, and what is masked or not finite."""
+    """One line a stage: its visible and finite cells, their extremes and moments, and the rest."""
     found = [result.statistics for result in results]
     columns = [
         TableColumn("stage", [str(result.stage) for result in results], True, True),
         TableColumn("shape", [str(result.shape) for result in results], True),
     ]
+    columns.append(TableColumn("cells", [str(one.n_finite) for one in found]))
     for name in ("min", "max", "mean", "std"):
         values = [decimals(getattr(one, name), digits) for one in found]
         columns.append(TableColumn(name, values))

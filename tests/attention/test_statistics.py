@@ -35,6 +35,7 @@ def test_parts_make_the_whole(parts: list[list[float]]) -> None:
     finite = numbers[np.isfinite(numbers)]
     record = asdict(found.result)
     assert record["n_nan"] == np.isnan(numbers).sum()
+    assert record["n_finite"] == np.isfinite(numbers).sum()
     assert record["n_posinf"] == (numbers == INF).sum()
     assert record["n_neginf"] == (numbers == -INF).sum()
     if not finite.size:

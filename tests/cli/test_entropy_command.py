@@ -213,6 +213,8 @@ def test_a_sample_of_all_rows_is_exact(run: Run) -> None:
     for found, expected in zip(sampled.json["data"], whole, strict=True):
         assert_close(found, expected)
         assert found["entropy_nats_se"] == 0
+        ends = found["entropy_nats_ci95_low"], found["entropy_nats_ci95_high"]
+        assert ends == (found["entropy_nats_mean"],) * 2
         assert found["sampled_queries"] == 16
 
 
@@ -251,6 +253,10 @@ def test_a_sample_claims_nothing_of_rows_it_has_not_seen(run: Run) -> None:
             error = values.std(ddof=1) / math.sqrt(6) * math.sqrt(1 - 6 / 16)
             assert record[f"{name}_mean"] == pytest.approx(values.mean(), rel=1e-9), name
             assert record[f"{name}_se"] == pytest.approx(error, rel=1e-9, abs=1e-12), name
+            for end, sign in (("low", -1), ("high", 1)):  # 2.5706: Student's t with 5 degrees
+                reach = sign * 2.570582 * error
+                expected = pytest.approx(values.mean() + reach, abs=2e-3 * error + 1e-12)
+                assert record[f"{name}_ci95_{end}"] == expected, name
         top = max(row["max_logit"] for row in own)
         assert record["sampled_max_logit"] == pytest.approx(top, rel=1e-12)
     one = run(*asked, "--head-index", "3", "-f", "json").json["data"]
@@ -261,6 +267,10 @@ def test_a_sample_claims_nothing_of_rows_it_has_not_seen(run: Run) -> None:
     assert "max logit of the sample" in shown
     assert " ±?" in run("entropy", MINILM, "--group", "layers.1", "--sample-rows", 1).stdout
     assert " ±?" not in shown
+    first = document["data"][0]
+    reach = first["entropy_bits_ci95_high"] - first["entropy_bits_mean"]
+    assert f"{first['entropy_bits_mean']:.4f} ±{reach:.4f}" in shown
+    assert "fewer than 20 rows" in " ".join(document["warnings"])
 
 
 @pytest.mark.parametrize(

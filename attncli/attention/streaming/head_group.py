@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from attncli.attention.masks.interval_mask import Hull
 from attncli.attention.masks.mask import Mask
 from attncli.attention.problem import Problem
-from attncli.attention.steps import finite_in, logits
+from attncli.attention.steps import finite_in, logits, shrink_for
 
 _KEYS_AT_ONCE = 1 << 16
+# Dtypes that have an absolute value of their own.
+_WIDE = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class HeadGroup:
     # (G, d_k, S_k), contiguous, so that a tile of keys is a matrix ready to multiply with.
     keys: torch.Tensor
     values: torch.Tensor | None  # (G, S_k, d_v); None where no output is asked for
+    value_unit: float  # what values are counted in: a power of two, 1 but for huge ones
     # Multiplies the scores: the problem's scale / temperature, (G, 1, 1) where each head has its
     # own.
     scale: float | torch.Tensor
@@ -116,16 +119,11 @@ class HeadGroup:
 
     @property
     def shrink(self) -> float:
-        """A power of two that queries are multiplied by where products might overflow.
-
-        It rounds nothing, so that products that are equal stay equal.
-        """
+        """A power of two that queries are multiplied by where products might overflow."""
         if not self.may_overflow:
             return 1.0
-        factor = float(torch.as_tensor(self.scale).abs().amax()) / (self.softcap or 1.0)
-        if not 0 < factor < 1:
-            return 1.0
-        return max(2.0 ** math.floor(math.log2(factor)), torch.finfo(self.dtype).tiny)
+        largest = float(torch.as_tensor(self.scale).abs().amax())
+        return shrink_for(largest / (self.softcap or 1.0), self.dtype)
 
     def shrunk_queries(self, start: int, stop: int) -> torch.Tensor:
         """(G, stop − start, d_k), in the dtype of arithmetic."""
@@ -277,9 +275,11 @@ def make_group(
     q = q[:, rows.to(q.device)] if picked else q[:, : len(queries)]  # (G, R, d_k)
     keys = _of_heads(problem.k[batch].detach(), shared)  # (G, S_k, d_k)
     keys = problem.cast(keys).transpose(1, 2).contiguous()  # (G, d_k, S_k)
-    values = None
+    values, value_unit = None, 1.0
     if with_values and problem.v is not None:
         values = problem.cast(_of_heads(problem.v[batch].detach(), shared))
+        value_unit = _unit_of(values)
+        values = values if value_unit == 1.0 else values / value_unit
     scale, slopes = problem.scales_of(heads) / problem.temperature, mask.slopes
     hull = problem.mask.hull(batch, heads).queries(queries)
     bounds = np.stack([hull.first, hull.stop]).astype(np.int32)
@@ -295,6 +295,7 @@ def make_group(
         q=q,
         keys=keys,
         values=values,
+        value_unit=value_unit,
         scale=scale,
         softcap=problem.softcap,
         slopes=None if slopes is None else problem.cast(slopes[heads.start : heads.stop]),
@@ -309,11 +310,21 @@ def make_group(
         positions=positions,
         positions_float=None if positions is None else problem.cast(positions),
         by_interval=hull.exact and mask.added is None and given is None,
-        may_overflow=given is not None or _may_overflow(q, keys, scale / (problem.softcap or 1.0)),
+        may_overflow=given is not None or may_overflow(q, keys, scale / (problem.softcap or 1.0)),
         top_key=with_top_key or problem.dtype == torch.float64,
         given=None if given is None else given.values[batch, heads.start : heads.stop],
         zeros_hidden=given is not None and given.zeros_hidden,
     )
+
+
+def _unit_of(values: torch.Tensor) -> float:
+    """1, or a power of two without which sums of values (G, S_k, d_v) might overflow."""
+    if values.numel() == 0:
+        return 1.0
+    low, high = torch.aminmax(values)
+    most = torch.finfo(values.dtype).max / (2 * values.shape[1])
+    fits = max(-float(low), float(high)) < most
+    return 1.0 if fits else 2.0 ** (values.shape[1].bit_length() + 1)
 
 
 def top_key_of(group: HeadGroup, index: int, row: int) -> int:
@@ -349,12 +360,18 @@ def _of_heads(tensor: torch.Tensor, shared: list[int]) -> torch.Tensor:
     return tensor[torch.tensor(shared, device=tensor.device)]
 
 
-def _may_overflow(q: torch.Tensor, keys: torch.Tensor, factor: float | torch.Tensor) -> bool:
-    """Whether some logit could be NaN or infinite; by Cauchy and Schwarz, |q·k| ≤ ‖q‖‖k‖."""
+def may_overflow(q: torch.Tensor, keys: torch.Tensor, factor: float | torch.Tensor) -> bool:
+    """Whether some logit could be NaN or infinite: |q·k| ≤ d_k·max|q|·max|k|.
+
+    Args:
+        q: (…, S_q, d_k).
+        keys: (…, d_k, S_k).
+        factor: multiplies the products.
+    """
     if q.numel() == 0 or keys.numel() == 0:
         return False
-    width = keys.shape[1]
-    largest_q = float(q.abs().amax()) if q.element_size() > 1 else float(q.float().abs().amax())
+    width = keys.shape[-2]
+    largest_q = float(q.abs().amax()) if q.dtype in _WIDE else float(q.double().abs().amax())
     largest_k = float(keys.abs().amax())
     if isinstance(factor, torch.Tensor):
         factor = float(factor.abs().amax())

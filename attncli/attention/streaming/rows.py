@@ -165,7 +165,7 @@ def finish_rows(group: HeadGroup, sums: TileSums) -> RowStatistics:
         row_max=joined.row_max,
         sum_exp_minus_1=joined.sum_exp_minus_1,
         empty=empty,
-        output=_output(sums, largest, empty),
+        output=_output(sums, largest * group.value_unit, empty),
     )
 
 
@@ -257,6 +257,7 @@ def _top_key(sums: TileSums, merged: _Merged, empty: torch.Tensor) -> torch.Tens
 def _output(sums: TileSums, largest: torch.Tensor, empty: torch.Tensor) -> torch.Tensor | None:
     if sums.output is None:
         return None
+    # Weights first, of values in their unit: what comes of it is no larger than they are.
     output = sums.output * largest[..., None].to(sums.output.dtype)
     return output.masked_fill(empty[..., None], 0.0)
 

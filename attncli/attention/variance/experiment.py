@@ -9,14 +9,13 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from statistics import NormalDist
 from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncli.attention.options import DistributionName
-from attncli.attention.statistics import softmax_stats
+from attncli.attention.statistics import softmax_stats, student_quantile
 from attncli.attention.variance.distributions import Distribution
 from attncli.columns import column
 from attncli.errors import UsageError
@@ -266,17 +265,24 @@ def experiment(
     )
 
 
+# Pairs of the four sums of a group, each once.
+_PAIRS = np.triu_indices(4)
+_TWICE = np.where(_PAIRS[0] == _PAIRS[1], 1.0, 2.0)
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterSums:
     """Sums over groups of samples, each group independent of the others.
 
-    A group with n samples x, taken from a fixed reference, enters as u = (Σx², Σx, n).
+    A group with n samples x, taken from a fixed reference, enters as u = (w, (Σx)²/n, Σx, n), where
+    w is the sum of squares about the group's own mean, Σx² − (Σx)²/n.
     """
 
     groups: int  # how many there are
-    first: NDArray[np.float64]  # float64 (3,), Σ u over groups
-    second: NDArray[np.float64]  # float64 (3, 3), Σ u uᵀ over groups
-    fourth: NDArray[np.float64]  # float64 (9, 9), Σ (u ⊗ u)(u ⊗ u)ᵀ over groups
+    first: NDArray[np.float64]  # float64 (4,), Σ u over groups
+    second: NDArray[np.float64]  # float64 (4, 4), Σ u uᵀ over groups
+    # Float64 (10, 10), Σ p pᵀ over groups, p the products of any two of u.
+    fourth: NDArray[np.float64]
 
     @classmethod
     def of(cls, samples: NDArray[np.float64], reference: float, counted: int) -> ClusterSums:
@@ -293,8 +299,11 @@ class ClusterSums:
         if counted < x.size:
             x.reshape(-1)[counted:] = 0.0
             sizes = np.clip(counted - width * np.arange(groups), 0, width).astype(np.float64)
-        u = np.stack([np.einsum("gw,gw->g", x, x), x.sum(1), sizes])  # (3, groups)
-        pairs = np.einsum("ag,bg->abg", u, u).reshape(9, groups)
+        sums = x.sum(1)
+        of_means = sums * sums / np.maximum(sizes, 1.0)
+        within = np.maximum(0.0, np.einsum("gw,gw->g", x, x) - of_means)
+        u = np.stack([within, of_means, sums, sizes])  # (4, groups)
+        pairs = u[_PAIRS[0]] * u[_PAIRS[1]]  # (10, groups)
         with np.errstate(over="ignore"):
             fourth = np.einsum("ag,bg->ab", pairs, pairs)
         return cls(int((sizes > 0).sum()), u.sum(1), np.einsum("ag,bg->ab", u, u), fourth)
@@ -305,50 +314,94 @@ class ClusterSums:
         return ClusterSums(*(getattr(self, name) + getattr(other, name) for name in names))
 
     @property
+    def count(self) -> float:
+        """How many samples there are."""
+        return float(self.first[3])
+
+    @property
     def shift(self) -> float:
         """Mean of the samples, from the reference."""
-        return float(self.first[1] / self.first[2])
+        return float(self.first[2] / self.first[3])
 
     @property
     def variance(self) -> float:
         """Population variance of the samples."""
-        return max(0.0, float(self.first[0] / self.first[2]) - self.shift**2)
+        return max(0.0, float((self.first[0] + self.first[1]) / self.first[3]) - self.shift**2)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float] | None:
         """Interval for the variance of the population; None for fewer than two groups.
 
-        The error is the cluster-robust one: samples of one group may depend on each other in any
-        way. It is taken on the logarithm, since the variance's own sampling distribution leans to
-        the right, about a centre that allows for that lean, with the quantile of student-t. Its
-        degrees of freedom are those that the error has as a variance estimated from groups of this
-        kurtosis, which a sample of few groups shows too little of.
+        The variance is that of the groups' means and that about them. Each part is a mean over
+        groups, positive and skewed, and gets an interval on its logarithm, about a centre that
+        allows for the lean, with the quantile of student-t; its degrees of freedom are those that
+        an error estimated from groups of this kurtosis has, of which a sample of few groups shows
+        too little. The two intervals are joined from their ends, with the correlation of the parts:
+        where the one part is steady and the other is not, no logarithm of the sum is near normal.
 
         Source: Liang and Zeger, "Longitudinal Data Analysis Using Generalized Linear Models"
-        (1986), for the influence of a whole group; the delta method for the logarithm;
-        Satterthwaite (1946) for the degrees of freedom, Var(s²) ∝ (κ − 1)/groups.
+        (1986), for errors of whole groups; Satterthwaite (1946) for the degrees of freedom,
+        Var(s²) ∝ (κ − 1)/groups; Zou and Donner, "Construction of confidence limits about effect
+        measures" (2008), for joining intervals, as Graybill and Wang (1980) do for components of
+        variance.
         """
         if self.groups < 2:
             return None
-        variance = self.variance
-        if variance == 0.0:
+        if self.variance == 0.0:
             return 0.0, 0.0
-        influence = np.array([1.0, -2 * self.shift, self.shift**2 - variance])
-        squares = max(0.0, float(influence @ self.second @ influence))
-        df = self._degrees_of_freedom(influence, squares)
-        squares *= self.groups / (self.groups - 1)
-        error = math.sqrt(squares) / float(self.first[2]) / variance
-        reach = student_quantile(0.5 + confidence / 2, df) * error
-        return variance * math.exp(error**2 - reach), variance * math.exp(error**2 + reach)
+        shift = self.shift
+        # The means lie about the mean of all samples, which the groups share out between them.
+        unbiased = self.groups / (self.groups - 1)
+        about, own = np.array([0.0, 1.0, -2 * shift, shift**2]), np.array([1.0, 0.0, 0.0, 0.0])
+        between, within = self._part(about, unbiased), self._part(own, 1.0)
+        total = between.value + within.value
+        covariance = float(between.influence @ self.second @ within.influence)
+        spread = math.sqrt(between.squares * within.squares)
+        correlation = covariance / spread if spread > 0 else 0.0
+        (low_a, high_a), (low_b, high_b) = between.reach(confidence), within.reach(confidence)
+        below = low_a**2 + low_b**2 + 2 * correlation * low_a * low_b
+        above = high_a**2 + high_b**2 + 2 * correlation * high_a * high_b
+        side = max(0.0, below), max(0.0, above)
+        return max(0.0, total - math.sqrt(side[0])), total + math.sqrt(side[1])
 
-    def _degrees_of_freedom(self, influence: NDArray[np.float64], squares: float) -> float:
-        """Of the error of a variance: groups − 1 for normal influences, fewer for heavy tails."""
-        most = self.groups - 1
-        pairs = np.outer(influence, influence).reshape(9)
+    def _part(self, of_group: NDArray[np.float64], factor: float) -> _Part:
+        """A part of the variance that is the mean of one linear function of the groups' sums."""
+        mean = max(0.0, float(of_group @ self.first)) / self.count
+        influence = (of_group - np.array([0.0, 0.0, 0.0, mean])) * factor
+        squares = max(0.0, float(influence @ self.second @ influence))
+        pairs = influence[_PAIRS[0]] * influence[_PAIRS[1]] * _TWICE
         with np.errstate(over="ignore", invalid="ignore"):
             fourth = float(pairs @ self.fourth @ pairs)
-        if not (squares > 0 and math.isfinite(fourth)):
+        error = math.sqrt(squares * self.groups / (self.groups - 1)) / self.count
+        return _Part(mean * factor, influence, squares, fourth, error, self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a variance, and how far it may be off."""
+
+    value: float  # ≥ 0
+    influence: NDArray[np.float64]  # float64 (4,), of a group: a linear function of its sums
+    squares: float  # Σ influence² over groups
+    fourth: float  # Σ influence⁴, or not a finite number where that overflows
+    error: float  # standard error of the value
+    groups: int  # ≥ 2
+
+    def reach(self, confidence: float) -> tuple[float, float]:
+        """How far the ends of its interval lie below and above the value."""
+        if self.value == 0.0 or self.error == 0.0:
+            return 0.0, 0.0
+        error = self.error / self.value
+        reach = student_quantile(0.5 + confidence / 2, self._degrees_of_freedom) * error
+        low, high = error**2 - reach, error**2 + reach
+        return -self.value * math.expm1(low), self.value * math.expm1(high)
+
+    @property
+    def _degrees_of_freedom(self) -> float:
+        """Of the error: groups − 1 for normal influences, fewer for heavy tails."""
+        most = self.groups - 1
+        if not (self.squares > 0 and math.isfinite(self.fourth)):
             return most
-        kurtosis = self.groups * max(0.0, fourth) / squares**2
+        kurtosis = self.groups * max(0.0, self.fourth) / self.squares**2
         kurtosis *= 1 + 4 * kurtosis / self.groups
         return min(most, max(3.0, most / max(1.0, (kurtosis - 1) / 2)))
 
@@ -458,22 +511,3 @@ def _why_no_interval(spec: ExperimentSpec) -> str | None:
     if spec.queries < 2:
         return "one query alone: its keys share it, so nothing tells how far they stray together"
     return None
-
-
-def student_quantile(probability: float, df: float) -> float:
-    """Quantile of student-t, exact for df of 1 and 2, to 0.5 % at 3 and 10⁻⁵ from 10 on.
-
-    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), 26.7.5.
-    """
-    if df == 1:
-        return math.tan(math.pi * (probability - 0.5))
-    if df == 2:
-        return (2 * probability - 1) / math.sqrt(2 * probability * (1 - probability))
-    x: float = NormalDist().inv_cdf(probability)
-    terms = (
-        (x**3 + x) / 4,
-        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
-        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
-        (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160,
-    )
-    return x + math.fsum(term / float(df) ** power for power, term in enumerate(terms, start=1))
