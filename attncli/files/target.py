@@ -230,7 +230,7 @@ def _in_words(target: Path, error: OSError) -> AttncliError:
     if error.errno in DISK_FULL:
         return ResourceError(where, f"expected free space, got {full_disk(error, target.parent)}")
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        parent = shown(str(target.parent))
+        parent = shown(str((target.resolve() if target.is_symlink() else target).parent))
         return DataError(where, f"expected a folder {parent} to write to, got none of this name")
     if isinstance(error, PermissionError):
         return DataError(where, "expected a place that can be written, got permission denied")

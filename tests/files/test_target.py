@@ -95,6 +95,7 @@ def test_devices_and_pipes_are_written_as_they_are(tmp_path: Path) -> None:
     [
         ("none/a.txt", "expected a folder .*none to write to, got none of this name"),
         ("file/a.txt", "expected a folder .*file to write to, got none of this name"),
+        ("dangling", "expected a folder .*away to write to, got none of this name"),
         ("folder", "expected a file to write, got a directory"),
         ("loop", "expected a place that can be written, got: "),
         ("a" * 300, "expected a place that can be written, got: "),
@@ -105,6 +106,7 @@ def test_places_that_cannot_be_written(tmp_path: Path, target: str, line: str) -
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("away/a.txt")
     before = left_in(tmp_path)
     with pytest.raises(AttncliError, match=line) as caught:
         write_text(str(tmp_path / target), ["x"])

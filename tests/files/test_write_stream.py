@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,19 @@ def test_what_is_not_finished_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), TensorStream(str(target)):
         raise KeyboardInterrupt
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_it_goes_through_a_pipe_once_it_is_whole(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    array = np.arange(6, dtype=np.float32)
+    write(pipe, {"q": array}, {})
+    reader.join()
+    assert safetensors.torch.load(got[0])["q"].tolist() == array.tolist()
+    assert [*tmp_path.iterdir()] == [pipe]
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
