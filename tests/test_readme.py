@@ -110,6 +110,27 @@ def test_commands_on_a_model_print_what_is_shown(home: Path, run: Callable[..., 
     assert len(printed) > 3
 
 
+def examples(text: str) -> list[Shown]:
+    """Command lines of a help text: what stands alone on a line, in a panel or not."""
+    found = re.findall(r"^[\s│]*(?:\$ )?(attncli [a-z]+ [^│]*?)[\s│]*$", text, re.MULTILINE)
+    return [Shown(line=line) for line in found if not line.endswith(".")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.usefixtures("home")
+def test_examples_in_help_run(name: str, run: Callable[..., Any]) -> None:
+    for shown in examples(run(name, "--help").stdout):
+        run_shown(shown, run)
+
+
+def test_examples_are_found_in_help() -> None:
+    text = "│ attncli mask --causal   │\n   $ attncli entropy a.npz | head\nattncli does this.\n"
+    assert [one.line for one in examples(text)] == [
+        "attncli mask --causal",
+        "attncli entropy a.npz | head",
+    ]
+
+
 def test_the_list_of_what_is_not_run_is_true() -> None:
     shown_anywhere = {shown.command for text in PAGES.values() for shown in all_shown(text)}
     assert shown_anywhere >= OF_THE_READER
