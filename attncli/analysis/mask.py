@@ -24,6 +24,7 @@ from attncli.attention.masks.audit import MaskAudit, place, undeclared_leaks
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Leak, leaks
 from attncli.attention.masks.mask import HeadMask, Mask
+from attncli.attention.masks.spans import mask_of_spans
 from attncli.attention.options import BEFORE_WEIGHTS, OPTIONS, AttentionOptions, Layout
 from attncli.attention.sizes import PACKED, Sizes, layout_doubts, to_bhsd
 from attncli.errors import AttncliError, DataError, UsageError
@@ -33,6 +34,8 @@ from attncli.files.writer import TensorSaver
 # Options that shape the softmax, not the mask.
 SOFTMAX = ("scale", "temperature", "softcap", "sinks")
 DEFAULT_LENGTH = 8
+# Queries and keys from which on a mask of rules alone is counted without looking at each.
+LONG = 1 << 22
 BLOCK_CELLS = 1 << 24
 
 _AXES = ("batch", "heads", "q_len", "k_len")
@@ -241,6 +244,19 @@ def sizes_of(
         found.get("q_len", default),
         found.get("k_len", default),
     )
+
+
+def long_mask(options: AttentionOptions, sizes: Sizes) -> Mask | None:
+    """The mask of rules alone, where it is so long that a number for each query would be too much.
+
+    Args:
+        options: what shapes it.
+        sizes: B, H, S_q and S_k.
+
+    Raises:
+        UsageError: as `build_mask` does.
+    """
+    return mask_of_spans(options, sizes) if sizes.q_len + sizes.k_len > LONG else None
 
 
 def file_alone(options: AttentionOptions, mask: NDArray[Any] | None) -> AttentionOptions:

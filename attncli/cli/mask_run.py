@@ -23,6 +23,7 @@ from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Cell, Leak, compare, difference_maps, differing_cells
 from attncli.attention.masks.mask import Mask
+from attncli.attention.masks.span_audit import audit_spans
 from attncli.attention.options import Layout
 from attncli.cli.commands import MaskOptions, PlotOptions
 from attncli.cli.output import (
@@ -248,10 +249,15 @@ def _prepared(
     if options.scores is not None and not options.files:
         scores = read_one(options.scores, "«scores»")[0].array
     sizes = analysis.sizes_of(arguments.options, said, scores)
-    require_mask(sizes, arguments.options)
-    mask = build_mask(arguments.options, sizes)
+    mask = analysis.long_mask(arguments.options, sizes)
+    if mask is None:
+        require_mask(sizes, arguments.options)
+        mask = build_mask(arguments.options, sizes)
+        judged = audit(mask, arguments.options)
+    else:
+        judged = audit_spans(mask, arguments.options)
     printer.warn(mask.warnings)
-    judged, leaks = audit(mask, arguments.options), None
+    leaks: list[Leak] | None = None
     if "leak" in several(options.fail_on):
         if arguments.options.attn_mask is None:
             raise UsageError("--fail-on leak", "expected --attn-mask beside it, got none")

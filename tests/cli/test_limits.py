@@ -7,6 +7,7 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 
+import numpy as np
 import pytest
 from plain import Run
 
@@ -64,6 +65,38 @@ def test_it_is_refused_with_what_needs_less(
     assert advice in second
     assert refused.stdout == ""
     assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "kept", "said"),
+    [
+        ("--causal", 500000000500000000, "causal"),
+        ("--causal --left-window 9 --sink-window 4", None, "the first 4 keys kept"),
+        ("--causal --prefix 1000", 500000000500000000 + 999 * 500, "prefix"),
+        ("--left-window 7 --right-window 7 --dilation 7", 2999999986, "dilated by 7"),
+        ("--key-lengths 1000", 10**12, "length 1000"),
+        ("--cu-seqlens-q 0,400000000,1000000000", 52 * 10**16, "2 packed documents"),
+    ],
+)
+def test_rules_alone_are_answered_at_any_length(
+    run: Run, machine: None, line: str, kept: int | None, said: str
+) -> None:
+    given = ["mask", "--q-len", "1000000000", "--k-len", "1000000000", *line.split()]
+    told = run(*given, "-f", "json").json
+    (record,) = told["data"]
+    assert said in record["description"]
+    assert kept is None or record["kept"] == kept
+    assert record["values"] is None
+    assert "each character stands for" in run(*given).stdout
+
+
+def test_what_is_shown_of_a_long_mask_is_what_is_saved(run: Run, tmp_path: Path) -> None:
+    target, line = tmp_path / "m.npy", "--q-len 6000000 --k-len 2 --query-offset -3 --causal"
+    told = run("mask", *line.split(), "--save", target, "-f", "json").json["data"][0]
+    saved = np.load(target)
+    assert saved.shape == (1, 1, 6_000_000, 2)
+    assert (saved.sum(), (~saved.any(-1)).sum()) == (told["kept"], told["empty_rows"])
+    assert told["first_empty_rows"] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("command", ["variance", "variance --logits 1,2"])

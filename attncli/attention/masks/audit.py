@@ -23,6 +23,7 @@ from attncli.attention.masks.interval_mask import IntervalMask, SortedIntervals
 from attncli.attention.masks.mask import HeadMask, Mask, count_columns
 from attncli.attention.masks.patterns import Option, Pattern, describe, merge, options_of
 from attncli.attention.masks.positions import read_documents
+from attncli.attention.masks.spans import span_counts, spans_of
 from attncli.attention.options import DOCUMENTS, AttentionOptions
 from attncli.columns import column
 
@@ -277,7 +278,7 @@ _PADDING = ("key_lengths", "key_padding")
 def _asked_words(mask: Mask, options: AttentionOptions) -> str:
     """What the options ask for, whatever of it shows."""
     batches = range(mask.sizes.batch if mask.differs(0) else 1)
-    said = describe(merge([_asked_pattern(options, mask, batch) for batch in batches]))
+    said = describe(merge([asked_pattern(options, mask, batch) for batch in batches]))
     if mask.shift is None or mask.offset is not None:
         return said
     offset = options.query_offset
@@ -286,7 +287,7 @@ def _asked_words(mask: Mask, options: AttentionOptions) -> str:
     return f"{said}; positions counted in each document, {at}"
 
 
-def _asked_pattern(options: AttentionOptions, mask: Mask, batch: int) -> Pattern:
+def asked_pattern(options: AttentionOptions, mask: Mask, batch: int) -> Pattern:
     """The pattern that the options ask for in one batch, whatever of it shows."""
     sizes, own = mask.sizes, mask.shift is not None and mask.offset is None
     offset = 0 if own else None
@@ -413,9 +414,14 @@ def cell_counts(view: HeadMask, rows: int, columns: int) -> CellCounts:
 
     There are at least one of each, and no more than queries that are not padding, and keys.
     """
+    spans = spans_of(view.mask)
+    if spans is not None:
+        rows, columns = spans.grid(rows, columns)
     query_edges, key_edges = _edges(view.rows, rows), _edges(view.k_len, columns)
     if not view.size:
         counts = np.zeros((len(query_edges) - 1, len(key_edges) - 1), np.int64)
+    elif spans is not None:
+        counts = span_counts(spans.of(view.batch), query_edges, key_edges)
     elif view.intervals is not None:
         counts = _count_intervals(view.intervals, query_edges, key_edges)
     else:

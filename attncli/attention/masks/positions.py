@@ -71,7 +71,9 @@ def read_documents(options: AttentionOptions, sizes: Sizes) -> tuple[Documents |
         DataError: ids that are not integers.
     """
     if options.cu_seqlens_q is not None or options.cu_seqlens_k is not None:
-        return _packed(options, sizes), []
+        of_axes = packed_lengths(options, sizes)
+        queries, keys = (np.repeat(np.arange(len(counts)), counts)[None] for counts in of_axes)
+        return Documents(keys, queries), []
     if options.position_ids is not None:
         return _restarted(options.position_ids, sizes)
     if options.segments is None:
@@ -120,8 +122,15 @@ def _restarted(given: NDArray[Any], sizes: Sizes) -> tuple[Documents, list[str]]
     return Documents(keys, keys if sizes.q_len == sizes.k_len else None), said
 
 
-def _packed(options: AttentionOptions, sizes: Sizes) -> Documents:
-    """Documents one after another, by their cumulative lengths."""
+def packed_lengths(
+    options: AttentionOptions, sizes: Sizes
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many queries and keys the documents of `cu_seqlens_q` and `cu_seqlens_k` have.
+
+    Raises:
+        UsageError: numbers that do not fit the sizes.
+        DataError: something else than whole numbers.
+    """
     given = {"q": options.cu_seqlens_q, "k": options.cu_seqlens_k}
     lengths = {"q": sizes.q_len, "k": sizes.k_len}
     missing = next((axis for axis, edges in given.items() if edges is None), None)
@@ -157,8 +166,7 @@ def _packed(options: AttentionOptions, sizes: Sizes) -> Documents:
             "«cu_seqlens_q»",
             f"expected {len(counts['k'])} documents as in «cu_seqlens_k», got {len(counts['q'])}",
         )
-    keys, queries = (np.repeat(np.arange(len(n)), n)[None] for n in (counts["k"], counts["q"]))
-    return Documents(keys, queries)
+    return counts["q"], counts["k"]
 
 
 def place(
@@ -179,20 +187,13 @@ def place(
             return Placement(zeros, zeros), []
         if options.needs_positions:
             corner, _ = _corners(sizes, real)
-            raise _undeclared(
-                options,
-                f"S_q={sizes.q_len} differs from S_k={sizes.k_len}",
-                "top-left: query 0 stands at key 0 (PyTorch is_causal); bottom-right: the last "
-                f"query stands at the last key, an offset of {_listed(corner)} "
-                "(KV cache, FlashAttention)"
-                + ("; «query_segments» says it for each" if options.segments is not None else ""),
-            )
+            raise undeclared(options, sizes, corner)
         return None, []
     if declared is Corner.BOTTOM_RIGHT:
         corner, said = _corners(sizes, real)
         return Placement(corner[:, None], zeros), said
     offsets = 0 if declared is Corner.TOP_LEFT else declared
-    return Placement(_per_batch(offsets, sizes.batch)[:, None], zeros), []
+    return Placement(offsets_of(offsets, sizes.batch)[:, None], zeros), []
 
 
 def _place_in_documents(
@@ -206,7 +207,7 @@ def _place_in_documents(
     declared = options.query_offset
     offsets = np.zeros(1, np.int64)
     if declared is not None and not isinstance(declared, Corner):
-        offsets = _per_batch(declared, sizes.batch)
+        offsets = offsets_of(declared, sizes.batch)
     batches = max(map(len, (keys, queries, real.keys, real.query_lengths, offsets)))
     shifts = np.zeros((batches, sizes.q_len), np.int64)
     starts, gaps = np.zeros_like(shifts), False
@@ -223,13 +224,8 @@ def _place_in_documents(
                 if not options.needs_positions:
                     return None, []
                 other = int((rows.counts != columns.counts).argmax())
-                raise _undeclared(
-                    options,
-                    f"document {other} has {rows.counts[other]} queries and "
-                    f"{columns.counts[other]} keys",
-                    "in each document, top-left: its first query stands at its first key; "
-                    "bottom-right: its last at its last (FlashAttention)",
-                )
+                counts = rows.counts[other], columns.counts[other]
+                raise undeclared_in_document(options, other, *counts)
         for name, extent in (("query_segments", rows), ("segments", columns)):
             if extent.is_split:
                 raise UsageError(
@@ -281,6 +277,36 @@ class _Extent:
         return bool((self.real_counts < self.real_lengths).any())
 
 
+def undeclared(options: AttentionOptions, sizes: Sizes, corner: NDArray[np.int64]) -> UsageError:
+    """For queries and keys of different number of which nothing says how they meet.
+
+    Args:
+        options: some of which need positions.
+        sizes: of the tensors.
+        corner: int64 (B | 1,), the offset that bottom-right would be.
+    """
+    return _undeclared(
+        options,
+        f"S_q={sizes.q_len} differs from S_k={sizes.k_len}",
+        "top-left: query 0 stands at key 0 (PyTorch is_causal); bottom-right: the last "
+        f"query stands at the last key, an offset of {_listed(corner)} "
+        "(KV cache, FlashAttention)"
+        + ("; «query_segments» says it for each" if options.segments is not None else ""),
+    )
+
+
+def undeclared_in_document(
+    options: AttentionOptions, document: int, queries: int, keys: int
+) -> UsageError:
+    """The same for those of a document."""
+    return _undeclared(
+        options,
+        f"document {document} has {queries} queries and {keys} keys",
+        "in each document, top-left: its first query stands at its first key; "
+        "bottom-right: its last at its last (FlashAttention)",
+    )
+
+
 def _undeclared(options: AttentionOptions, why: str, advice: str) -> UsageError:
     needing = options.needs_positions[0]
     problem = f"expected a value, since «{needing}» needs positions and {why}, got none"
@@ -300,7 +326,12 @@ def _corners(sizes: Sizes, real: RealCells) -> tuple[NDArray[np.int64], list[str
     return corner, [said]
 
 
-def _per_batch(declared: int | tuple[int, ...], batch: int) -> NDArray[np.int64]:
+def offsets_of(declared: int | tuple[int, ...], batch: int) -> NDArray[np.int64]:
+    """Int64 (B | 1,): offsets that are numbers, of all batches or of each.
+
+    Raises:
+        UsageError: more or fewer, or one beyond 2⁵³.
+    """
     offsets = (declared,) if isinstance(declared, int) else declared
     if len(offsets) not in (1, batch):
         raise UsageError(
