@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -270,22 +272,20 @@ def picture(
     lead = max(map(len, names), default=0)
     # Characters are twice as high as wide: two for a cell make a square, where they fit.
     room = min(MOST_COLUMNS, printer.width - LABEL_WIDTH - 4)
-    wide = 2 if counts.sizes.max() == 1 and 2 * counts.counts.shape[1] <= room else 1
+    sizes = counts.sizes
+    wide = 2 if sizes.max() == 1 and 2 * counts.counts.shape[1] <= room else 1
     yield Text(" " * (lead + 1) + positions_above(counts.key_edges[:-1].tolist(), wide, 5), "dim")
-    for row in range(len(counts.counts)):
-        line = [(f"{names[row]:>{lead}} ", "dim")]
-        for column in range(counts.counts.shape[1]):
-            count, size = (int(of[row, column]) for of in (counts.counts, counts.sizes))
-            some = 4 if count == size else 1 + min(2, 3 * count // size)
-            mark = SHADES[some if count else 0]
-            if mark == SHADES[0]:
-                line.append((f"{mark:<{wide}}", "dim"))
-            else:
-                line.append((mark * wide, "rgb(46,134,222)"))
+    filled = np.minimum(2, 3 * counts.counts // np.maximum(1, sizes)) + 1
+    filled = np.where(counts.counts == sizes, 4, np.where(counts.counts > 0, filled, 0))
+    for name, marks in zip(names, filled.tolist(), strict=True):
+        line = [(f"{name:>{lead}} ", "dim")]
+        for is_some, run in groupby(marks, key=bool):
+            shades = (SHADES[mark] * wide if is_some else f"{SHADES[0]:<{wide}}" for mark in run)
+            line.append(("".join(shades), "rgb(46,134,222)" if is_some else "dim"))
         yield Text.assemble(*line[:-1], (line[-1][0].rstrip(), line[-1][1]))
-    if counts.sizes.size and counts.sizes.max() > 1:
+    if sizes.max() > 1:
         yield (
-            f"{'':>{lead}} each character stands for up to {counts.sizes.max()} cells: "
+            f"{'':>{lead}} each character stands for up to {sizes.max()} cells: "
             f"{SHADES[0]} none visible, {SHADES[1]}{SHADES[2]}{SHADES[3]} some, {SHADES[4]} all"
         )
 

@@ -214,6 +214,11 @@ class SortedIntervals:
         if of.query_ids is not None:  # a query without a document sees nothing
             self.high = np.where(of.query_ids < 0, self.low, self.high)
 
+    @property
+    def in_order(self) -> bool:
+        """Whether place i is key i, for all keys."""
+        return self._codes is None and self.of.keep is None
+
     def below(self, limit: NDArray[np.int64]) -> NDArray[np.int64]:
         """Int64 (S_q,): where in the order the keys from `limit` of each query's document start.
 
