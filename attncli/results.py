@@ -179,7 +179,6 @@ class Computed(OfProblem):
     Attributes:
         stages: name → (batches, heads, rows, columns), float32 or float64 on the CPU. Columns are
             keys, and the value width for `output`; invisible cells of `masked` hold −inf.
-        statistics: name → statistics of its visible cells.
         visible: bool (batches, heads, rows, S_k), True where the query sees the key; None where
             no stage over keys was asked for.
         real: bool (batches, rows), True for queries that are not padding.
@@ -190,7 +189,6 @@ class Computed(OfProblem):
     """
 
     stages: Mapping[str, torch.Tensor]
-    statistics: Mapping[str, StageStatistics]
     visible: torch.Tensor | None
     real: torch.Tensor
     batches: tuple[int, ...]
@@ -199,6 +197,11 @@ class Computed(OfProblem):
     cost: Cost
     problem: Problem
     results: tuple[StageResult, ...]
+
+    @property
+    def statistics(self) -> Mapping[str, StageStatistics]:
+        """Name → statistics of the stage's visible cells, computed when first asked for."""
+        return MappingProxyType({str(one.stage): one.statistics for one in self.results})
 
     def _said(self) -> str:
         batches, heads, rows = map(len, (self.batches, self.heads, self.rows))
@@ -238,13 +241,12 @@ def computed(asked: StagesAsked) -> Computed:
     advice = "fewer «rows», «head_index», «batch_index» or «stages» need less"
     require_memory("«stages»", asked.needed_bytes, advice)
     problem, selection, results = asked.problem, asked.selection, asked.results()
-    asked.gather(results)
+    asked.gather(results, measure=False)
     over_keys = [result for stage, result in results.items() if stage.over_keys]
     rows = torch.tensor(selection.rows, dtype=torch.int64)
     lengths = [problem.mask.real_queries(batch) for batch in selection.batches]
     return Computed(
         stages=MappingProxyType({str(s): _values(problem, r) for s, r in results.items()}),
-        statistics=MappingProxyType({str(s): r.statistics for s, r in results.items()}),
         visible=_visible(over_keys[0]) if over_keys else None,
         real=rows < torch.tensor(lengths, dtype=torch.int64)[:, None],
         batches=selection.batches,
@@ -265,7 +267,7 @@ def _values(problem: Problem, result: StageResult) -> torch.Tensor:
 
 def _visible(result: StageResult) -> torch.Tensor:
     if result.visible is None:
-        return torch.empty(result.shape, dtype=torch.bool)
+        return torch.ones((), dtype=torch.bool).expand(result.shape)
     return result.visible
 
 

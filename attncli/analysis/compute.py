@@ -20,6 +20,7 @@ from attncli.attention.stages import (
     select,
     shape_of,
     stages_of,
+    visibility,
 )
 from attncli.attention.steps import OutputProjection
 from attncli.errors import UsageError
@@ -70,6 +71,8 @@ class StagesAsked:
         results: dict[Stage, StageResult],
         max_values: float = math.inf,
         write: Callable[[StageResult, Block], None] | None = None,
+        *,
+        measure: bool = True,
     ) -> None:
         """Compute every stage once and fill the results.
 
@@ -77,10 +80,18 @@ class StagesAsked:
             results: as `results` makes them.
             max_values: the values of larger stages are left out.
             write: is given every block.
+            measure: whether statistics are wanted, too; those of kept values can be had later.
         """
+        kept = {stage for stage, one in results.items() if math.prod(one.shape) <= max_values}
+        over_keys = [
+            result for stage, result in results.items() if stage in kept and stage.over_keys
+        ]
+        visible = visibility(self.problem, self.selection) if over_keys else None
+        for result in over_keys:
+            result.visible = visible
         for block in self.blocks():
             result = results[block.stage]
-            result.add(block, keep=math.prod(result.shape) <= max_values)
+            result.add(block, keep=block.stage in kept, measure=measure)
             if write is not None:
                 write(result, block)
 
@@ -89,10 +100,10 @@ class StagesAsked:
         """Bytes that computing and keeping all values takes, beside the inputs."""
         problem = self.problem
         width, k_len = problem.dtype.itemsize, problem.sizes.k_len
-        kept = 0
-        for stage, result in self.results().items():
-            # A byte for each cell's visibility.
-            kept += math.prod(result.shape) * (width + 1 if stage.over_keys else width)
+        cells = {stage: math.prod(result.shape) for stage, result in self.results().items()}
+        kept = width * sum(cells.values())
+        # A byte for each cell's visibility, which stages share.
+        kept += max((count for stage, count in cells.items() if stage.over_keys), default=0)
         block_rows = max(1, attention_stages.BLOCK_CELLS // max(1, k_len))
         working = _WORKING_ARRAYS * min(len(self.selection.rows), block_rows) * k_len * width
         return kept + working + k_len * (problem.dk + (problem.dv or 0)) * width

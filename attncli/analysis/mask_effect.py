@@ -79,10 +79,9 @@ def effect_on_problem(problem: Problem, maps: EffectMaps | None = None) -> Itera
     before = Stage.SCALED if problem.softcap is None else Stage.CAPPED
     blocks = stage_blocks(problem, [before, Stage.MASKED], select(problem))
     for plain, masked in zip(blocks, blocks, strict=True):
-        assert masked.visible is not None  # it is over keys
         real = plain.real
         rows = [row for row, is_real in zip(plain.rows, real.tolist(), strict=True) if is_real]
-        values = (tensor[real] for tensor in (plain.values, masked.values, masked.visible))
+        values = (tensor[real] for tensor in (plain.values, masked.values, masked.counted))
         yield from _effects((plain.batch, plain.head), rows, maps, *values)
 
 

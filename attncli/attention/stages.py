@@ -28,8 +28,8 @@ from attncli.errors import UsageError
 
 Rows = tuple[int, ...] | range
 
-# Cells of one block: 2²² float64 are 32 MiB, and a handful of such arrays live at once.
-BLOCK_CELLS = 1 << 22
+# Cells of one block: 2²⁰ float32 are 4 MiB, of which a handful stay in the processor's cache.
+BLOCK_CELLS = 1 << 20
 
 
 class Stage(StrEnum):
@@ -78,6 +78,12 @@ class Block:
     # Bool (rows,), True for queries that are not padding; the others count for nothing.
     real: torch.Tensor
 
+    @property
+    def counted(self) -> torch.Tensor:
+        """Bool (rows, columns): the cells that count."""
+        real = self.real[:, None].expand(self.values.shape)
+        return real if self.visible is None else real & self.visible
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStatistics(NumberStatistics):
@@ -95,7 +101,7 @@ class StageStatistics(NumberStatistics):
 
 @dataclass(slots=True)
 class StageResult:
-    """One stage for a selection."""
+    """One stage for a selection, measured as its blocks come, or later if its values are kept."""
 
     stage: Stage
     shape: tuple[int, int, int, int]  # (batches, heads, rows, columns) of the selection
@@ -107,39 +113,79 @@ class StageResult:
     # Bool, same shape; None where there are no values or every cell counts.
     visible: torch.Tensor | None = None
     real: torch.Tensor | None = None  # bool (batches, rows), True for queries that are not padding
+    _is_measured: bool = field(default=False, repr=False)
     _seen: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict, repr=False)
 
     @property
     def statistics(self) -> StageStatistics:
-        """What stands in its visible cells."""
+        """What stands in its visible cells; of kept values, as they are when first asked."""
+        if not self._is_measured and self.values is not None and self.real is not None:
+            for batch, head in itertools.product(*map(range, self.shape[:2])):
+                visible = None if self.visible is None else self.visible[batch, head]
+                self._measure(self.values[batch, head], visible, self.real[batch])
         return StageStatistics(**asdict(self.numbers.result), n_masked=self.n_masked)
 
-    def add(self, block: Block, *, keep: bool) -> None:
+    def add(self, block: Block, *, keep: bool, measure: bool = True) -> None:
         """Take in a block, whose blocks come batch by batch and head by head."""
-        real = block.real[:, None].expand(block.values.shape)
-        counted = real if block.visible is None else real & block.visible
-        self.n_masked += int(real.sum()) - int(counted.sum())
-        self.numbers.add(block.values[counted].numpy())
+        if measure:
+            self._measure(block.values, block.visible, block.real)
         if not keep:
             return
         if self.values is None:
             self.values = block.values.new_empty(self.shape)
             self.real = torch.ones(self.shape[0], self.shape[2], dtype=torch.bool)
-            if block.visible is not None:
-                self.visible = torch.ones(self.shape, dtype=torch.bool)
         batch, head = self.place(block)
         rows = slice(block.at, block.at + len(block.rows))
         self.values[batch, head, rows] = block.values
-        if self.visible is not None and block.visible is not None:
-            self.visible[batch, head, rows] = block.visible
         if self.real is not None:
             self.real[batch, rows] = block.real
+
+    def _measure(
+        self, values: torch.Tensor, visible: torch.Tensor | None, real: torch.Tensor
+    ) -> None:
+        """Count in rows of one head; arguments as in `Block`."""
+        self._is_measured = True
+        if visible is None:
+            self.numbers.add((values if bool(real.all()) else values[real]).numpy())
+            return
+        self.n_masked += int(real.sum()) * values.shape[1]
+        step = max(1, BLOCK_CELLS // max(1, values.shape[1]))
+        for part, seen, there in zip(
+            *(torch.split(whole, step) for whole in (values, visible, real)), strict=True
+        ):
+            numbers = part.numpy()[(seen & there[:, None]).numpy()]
+            self.n_masked -= numbers.size
+            self.numbers.add(numbers)
 
     def place(self, block: Block) -> tuple[int, int]:
         """Where the block's batch and head stand among the selected ones."""
         place = len(self._seen)
         fresh = (place // max(1, self.shape[1]), place % max(1, self.shape[1]))
         return self._seen.setdefault((block.batch, block.head), fresh)
+
+
+def visibility(problem: Problem, selection: Selection) -> torch.Tensor | None:
+    """Bool (batches, heads, rows, S_k): what each query sees, which is nothing for padding.
+
+    Batches and heads that are alike share their memory. None where no rule hides any cell.
+    """
+    mask, rows, k_len = problem.mask_on_device(), selection.rows, problem.sizes.k_len
+    if (
+        k_len
+        and not mask.hides
+        and all(bool(_real(mask, b, rows).all()) for b in selection.batches)
+    ):
+        return None
+    batches = selection.batches if mask.differs(0) else selection.batches[:1]
+    heads = selection.heads if mask.differs(1) else selection.heads[:1]
+    found = torch.ones(len(batches), len(heads), len(rows), k_len, dtype=torch.bool)
+    step = max(1, BLOCK_CELLS // max(1, k_len))
+    places = itertools.product(enumerate(batches), enumerate(heads), range(0, len(rows), step))
+    for (i, batch), (j, head), at in places:
+        visible = _visible(problem, mask, batch, head, rows[at : at + step])
+        if visible is not None:
+            found[i, j, at : at + step] = visible
+    return found.expand(len(selection.batches), len(selection.heads), -1, -1)
 
 
 def stages_of(problem: Problem) -> list[Stage]:
@@ -296,14 +342,11 @@ class _HeadInputs:
 
 def _compute(
     problem: Problem, inputs: _HeadInputs, stages: Sequence[Stage], rows: Rows, mask: Mask
-) -> tuple[dict[Stage, torch.Tensor], torch.Tensor]:
-    """Values (rows, columns) of each stage, and visibility (rows, S_k), all on the CPU."""
+) -> tuple[dict[Stage, torch.Tensor], torch.Tensor | None]:
+    """Values (rows, columns) of each stage, and visibility as in `Block`, all on the CPU."""
     index = _index(rows, problem.device)
     batch, head = slice(inputs.batch, inputs.batch + 1), slice(inputs.head, inputs.head + 1)
-    visible = mask.visible(batch, head, index, slice(None))[0, 0]  # (rows | 1, S_k | 1)
-    real = _real(mask, inputs.batch, rows).to(visible.device)
-    if not bool(real.all()):
-        visible = visible & real[:, None]  # padded queries see nothing and give nothing
+    visible = _visible(problem, mask, inputs.batch, inputs.head, rows)
     bias = mask.bias(batch, head, index, slice(None))
     q, scale = problem.cast(inputs.q[_index(rows, inputs.q.device)]), problem.scale_of(inputs.head)
     scaled = None
@@ -315,7 +358,7 @@ def _compute(
         scale=scale,
         temperature=problem.temperature,
         softcap=problem.softcap,
-        visible=visible,
+        visible=torch.ones((1, 1), dtype=torch.bool) if visible is None else visible,
         bias=None if bias is None else bias[0, 0],
         scaled=scaled,
     )
@@ -326,7 +369,20 @@ def _compute(
         values[Stage.WEIGHTS] = weights
         if inputs.v is not None and Stage.OUTPUT in stages:
             values[Stage.OUTPUT] = steps.weighted_sum(weights, inputs.v, found.visible)
-    return {stage: value.cpu() for stage, value in values.items()}, found.visible.cpu()
+    on_host = {stage: value.cpu() for stage, value in values.items()}
+    return on_host, None if visible is None else found.visible.cpu()
+
+
+def _visible(
+    problem: Problem, mask: Mask, batch: int, head: int, rows: Rows
+) -> torch.Tensor | None:
+    """Bool (rows, S_k | 1) on the device: padding sees nothing; None where nothing is hidden."""
+    real = _real(mask, batch, rows)
+    if not mask.hides and bool(real.all()):
+        return None
+    place = slice(batch, batch + 1), slice(head, head + 1), _index(rows, problem.device)
+    visible: torch.Tensor = mask.visible(*place, slice(None))[0, 0]
+    return visible & real[:, None].to(visible.device)
 
 
 def _input_blocks(

@@ -29,6 +29,10 @@ class NumberStatistics:
     )
 
 
+# Numbers that stay in the processor's cache, as float64, from one pass over them to the next.
+_AT_ONCE = 1 << 16
+
+
 @dataclass(slots=True)
 class RunningStatistics:
     """Statistics of the numbers taken in so far.
@@ -50,26 +54,35 @@ class RunningStatistics:
 
     def add(self, numbers: NDArray[Any]) -> None:
         """Take in a part, of any real dtype."""
-        with np.errstate(invalid="ignore"):  # a NaN of which hardware says more than that
-            exact = numbers.ravel(order="K").astype(np.float64, copy=False)
-        finite = exact[np.isfinite(exact)]
-        if finite.size < exact.size:
-            self.n_nan += int(np.isnan(exact).sum())
-            self.n_posinf += int(np.isposinf(exact).sum())
-            self.n_neginf += int(np.isneginf(exact).sum())
-        if finite.size == 0:
-            return
-        # A mean or a variance beyond float64 is inf, or NaN, and is shown as that.
+        flat = numbers.ravel(order="K")
+        # What is not finite is no error, nor is a mean or a variance beyond float64: it is inf, or
+        # NaN, and is shown as that.
         with np.errstate(over="ignore", invalid="ignore"):
-            mean = float(finite.mean())
-            squares = float(np.square(finite - mean).sum())
-        total = self.count + finite.size
+            for start in range(0, flat.size, _AT_ONCE):
+                self._add(flat[start : start + _AT_ONCE].astype(np.float64))
+
+    def _add(self, exact: NDArray[np.float64]) -> None:
+        """Take in some numbers, which are overwritten."""
+        total = float(exact.sum())
+        if not math.isfinite(total):  # else all of them are
+            finite = exact[np.isfinite(exact)]
+            if finite.size < exact.size:
+                self.n_nan += int(np.isnan(exact).sum())
+                self.n_posinf += int(np.isposinf(exact).sum())
+                self.n_neginf += int(np.isneginf(exact).sum())
+            if finite.size == 0:
+                return
+            exact, total = finite, float(finite.sum())
+        size, mean = exact.size, total / exact.size
+        self.minimum = min(self.minimum, float(exact.min()))
+        self.maximum = max(self.maximum, float(exact.max()))
+        exact -= mean
+        squares = float(np.square(exact, out=exact).sum())
+        together = self.count + size
         shift = mean - self._mean
-        self._squares += squares + shift * shift * (self.count * finite.size / total)
-        self._mean += shift * (finite.size / total)
-        self.count = total
-        self.minimum = min(self.minimum, float(finite.min()))
-        self.maximum = max(self.maximum, float(finite.max()))
+        self._squares += squares + shift * shift * (self.count * size / together)
+        self._mean += shift * (size / together)
+        self.count = together
 
     @property
     def mean(self) -> float | None:

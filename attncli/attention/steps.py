@@ -65,14 +65,15 @@ def logits(
             where they do not.
     """
     if scaled is None:
-        scaled = scores * scale / temperature
+        scaled = scores * scale if temperature == 1 else scores * scale / temperature
     capped = None if softcap is None else softcap * torch.tanh(scaled / softcap)
     masked = scaled if capped is None else capped
     if bias is not None:
         masked = masked + finite_in(bias, masked.dtype)
-    visible = visible.expand(masked.shape)
-    masked = torch.where(visible, masked, -torch.inf)
-    return Logits(scores, scaled, capped, masked, visible)
+    shown = visible.expand(masked.shape)
+    if visible.numel() != 1 or not bool(visible):  # one True hides nothing
+        masked = torch.where(shown, masked, -torch.inf)
+    return Logits(scores, scaled, capped, masked, shown)
 
 
 def shrink_for(factor: float, dtype: torch.dtype) -> float:
@@ -100,11 +101,13 @@ def softmax(
         sink: broadcastable to (..., S_q), one more logit that joins maximum and denominator and
             whose weight is then dropped; None for none.
     """
-    empty = ~visible.any(-1)  # (..., S_q)
-    of_all = _row_maximum(masked)
+    of_all = _row_maximum(masked)  # (..., S_q)
+    empty = torch.isneginf(of_all)
+    if bool(empty.any()):  # else every row has a key that it sees
+        empty = empty & ~visible.any(-1)
     row_max = of_all if sink is None else torch.maximum(of_all, sink)
     row_max = torch.where(empty, 0.0, row_max)
-    exps = torch.exp(masked - row_max[..., None])
+    exps = (masked - row_max[..., None]).exp_()
     of_keys = exps.sum(-1, dtype=torch.float64)
     of_sink = torch.zeros_like(of_keys)
     if sink is not None:
@@ -115,9 +118,11 @@ def softmax(
         key_max = torch.where(empty, 0.0, of_all)
         of_own = torch.exp(masked - key_max[..., None]).sum(-1, dtype=torch.float64)
         logsumexp = torch.log(of_own) + key_max
-    weights = exps / sum_exp[..., None].to(exps.dtype)
+    weights = exps.div_(sum_exp[..., None].to(exps.dtype))
+    if bool(torch.isnan(sum_exp).any()):  # where a row is NaN, hidden keys are not
+        weights = torch.where(visible, weights, 0.0)
     return Softmax(
-        weights=torch.where(visible, weights, 0.0),  # where a row is NaN, hidden keys are not
+        weights=weights,
         logsumexp=torch.where(empty, -torch.inf, logsumexp).to(masked.dtype),
         sink=(of_sink / sum_exp).to(masked.dtype),
         empty=empty,

@@ -86,8 +86,7 @@ class Walkthrough:
         """Take in every stage of some rows."""
         logits = blocks[Stage.MASKED]
         real = logits.real.numpy()
-        assert logits.visible is not None
-        visible = logits.visible.numpy()[real]  # (rows, S_k)
+        visible = logits.counted.numpy()[real]  # (rows, S_k)
         for stage, block in blocks.items():
             values = block.values.numpy()[real]
             self.statistics[stage].add(values[visible] if stage.over_keys else values)
@@ -139,13 +138,12 @@ class Walkthrough:
         """
         problem, masked = self.problem, blocks[Stage.MASKED]
         before = blocks.get(Stage.CAPPED, blocks[Stage.SCALED])
-        assert masked.visible is not None
         found = logits(
             blocks[Stage.SCORES].values,
             scale=1.0,
             temperature=problem.temperature,
             softcap=problem.softcap,
-            visible=masked.visible,
+            visible=masked.counted,
             bias=masked.values - before.values if problem.mask.has_bias else None,
         )
         return found.masked.numpy()

@@ -73,7 +73,7 @@ def run(
     in_words = options.explain and output.format is Format.TABLE
     if in_words or options.heatmap or output.format in (Format.CSV, Format.NDJSON):
         if options.save is not None:
-            _gather(asked, options, printer, max_values=-1)
+            _gather(asked, options, printer, max_values=-1, measure=False)
         if in_words:
             otherwise = _otherwise_causal(asked, inputs, words, options, output)
             explain(asked, otherwise, options, output, printer)
@@ -174,7 +174,12 @@ def _write_shapes(
 
 
 def _gather(
-    asked: list[GroupStages], options: ComputeOptions, printer: Printer, max_values: int
+    asked: list[GroupStages],
+    options: ComputeOptions,
+    printer: Printer,
+    max_values: int,
+    *,
+    measure: bool = True,
 ) -> list[Results]:
     """Compute every stage once: statistics, values where they are few, and what is saved."""
     results = [one.asked.results() for one in asked]
@@ -188,7 +193,7 @@ def _gather(
             saver = stack.enter_context(TensorSaver(options.save, _saved(asked, results)))
         for one, found in zip(asked, results, strict=True):
             write = None if saver is None else partial(_write, saver, one.made.group.name)
-            one.asked.gather(found, max_values, write)
+            one.asked.gather(found, max_values, write, measure=measure)
     if options.save is not None:
         printer.wrote(options.save)
     return results
@@ -310,8 +315,9 @@ def _tables(
 
 def _entropies(weights: StageResult | None, *, with_sink: bool) -> NDArray[np.object_] | None:
     """Nats of each row of the weights, for a column beside them; None for rows without keys."""
-    if weights is None or weights.values is None or weights.visible is None:
+    if weights is None or weights.values is None:
         return None
     nats = entropy_of_weights(weights.values, with_sink=with_sink).numpy().astype(object)
-    nats[~weights.visible.any(-1).numpy()] = None
+    if weights.visible is not None:
+        nats[~weights.visible.any(-1).numpy()] = None
     return nats

@@ -77,8 +77,9 @@ STAGE = (
 
 def stage_record(result: StageResult) -> dict[str, Any]:
     """The JSON record of one stage; `values` is null and `values_omitted` true above the limit."""
-    record: dict[str, Any] = {"shape": list(result.shape), "n_masked": result.n_masked}
-    record |= asdict(result.statistics) | {"values": _nested(result)}
+    found = result.statistics
+    record: dict[str, Any] = {"shape": list(result.shape), "n_masked": found.n_masked}
+    record |= asdict(found) | {"values": _nested(result)}
     if record["values"] is None:
         record["values_omitted"] = True
     return record
@@ -214,7 +215,8 @@ def stage_tables(result: StageResult, view: StageView) -> Iterator[RenderableTyp
     """The matrices of one stage under its formula, or a line that says where its values are."""
     title = formula(view.problem, result.stage)
     if result.stage is Stage.MASKED:
-        hides = "−∞ where the query may not see the key" if result.n_masked else "nothing hidden"
+        hidden = result.statistics.n_masked
+        hides = "−∞ where the query may not see the key" if hidden else "nothing hidden"
         title += f", {hides}"
     yield heading(f"{title}   {result.shape}")
     if result.values is None:
