@@ -154,6 +154,18 @@ def test_statistics_are_of_visible_cells() -> None:
     assert (found.min, found.max) == (seen.min().item(), seen.max().item())
 
 
+def test_what_is_visible() -> None:
+    assert attncli.compute(Q, K, rows=[1, 3]).visible.tolist() == [[[[True] * 6] * 2] * 4] * 2
+    assert attncli.compute(Q, K, V, stages="output").visible is None
+    mask = np.random.default_rng(3).random((4, 5, 6)) < 0.5
+    some = attncli.compute(
+        Q, K, attn_mask=mask, query_lengths=[5, 2], head_index=[3, 1], rows=[4, 0]
+    )
+    expected = np.stack([mask[[3, 1]][:, [4, 0]]] * 2)
+    expected[1, :, 0] = False  # padding
+    np.testing.assert_array_equal(some.visible, expected)
+
+
 def test_padded_queries_are_told_apart() -> None:
     result = attncli.compute(Q, K, V, query_lengths=(5, 2), rows=[0, 4, 2])
     assert result.real.tolist() == [[True, True, True], [True, False, False]]

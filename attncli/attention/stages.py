@@ -271,7 +271,7 @@ def output_blocks(problem: Problem, selection: Selection) -> Iterator[Block]:
         selection: which batches and heads, with all rows.
     """
     rows = range(problem.sizes.q_len)
-    wanted = Wanted(output=True)
+    wanted = Wanted(output=True, distances=False)
     for found in stream_rows(problem, wanted, batches=selection.batches, heads=selection.heads):
         assert found.output is not None
         count = len(found.queries)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_problems import masks, positional_options, tensors
 
+from attncli.analysis.compute import ask_stages
 from attncli.attention import stages as stages_module
 from attncli.attention import steps
 from attncli.attention.options import AttentionOptions, Precision
@@ -246,6 +247,23 @@ def test_statistics_are_of_visible_cells_of_real_queries(
         assert record["mean"] == pytest.approx(numbers.mean(), abs=1e-12)
         assert record["std"] == pytest.approx(numbers.std(), abs=1e-12)
         assert result.n_masked == (2 * (10 + 4 + 3) if stage.over_keys else 0)
+
+
+@pytest.mark.parametrize("cells", [7, 1 << 20])
+def test_values_that_are_kept_can_be_measured_later(
+    cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages_module, "BLOCK_CELLS", cells)
+    problem = problem_of(2, 2, 1, 5, 5, 3, 2, causal=True, query_lengths=(5, 2))
+    asked = ask_stages(problem, None, option="", batches=None, heads=[1, 0], rows=[4, 0, 2])
+    at_once, later = asked.results(), asked.results()
+    asked.gather(at_once)
+    asked.gather(later, measure=False)
+    for stage, result in at_once.items():
+        assert later[stage].numbers.count == 0 < result.numbers.count
+        expected = pytest.approx(asdict(result.statistics), abs=1e-12)
+        assert asdict(later[stage].statistics) == expected
+        assert asdict(later[stage].statistics) == expected  # measured once
 
 
 def test_padded_queries_are_marked_in_their_batch() -> None:

@@ -66,7 +66,7 @@ class HeadGroup:
     # Int64 (R,) on the host, where each query stands on the key axis; None where positions are not
     # defined.
     places: NDArray[np.int64] | None
-    positions: torch.Tensor | None  # the same on the device
+    positions: torch.Tensor | None  # the same on the device, if distances are wanted
     # The same in the dtype of arithmetic, exact wherever there are keys nearby.
     positions_float: torch.Tensor | None
     # Whether the bounds alone say which cells are visible, and nothing is added to these.
@@ -256,6 +256,7 @@ def make_group(
     *,
     with_values: bool,
     with_top_key: bool,
+    with_distances: bool = True,
 ) -> HeadGroup:
     """Bring some heads of one batch into the shape that tiles need.
 
@@ -267,6 +268,7 @@ def make_group(
         queries: int64 (R,), ascending.
         with_values: whether the values will be needed; these have to be finite.
         with_top_key: whether to note where the largest logit of each row stands.
+        with_distances: whether distances are wanted where positions are defined.
     """
     shared = [problem.kv_head(head) for head in heads]
     picked = len(queries) > 0 and int(queries[-1]) != len(queries) - 1
@@ -307,7 +309,7 @@ def make_group(
         hull=hull,
         bounds=torch.as_tensor(bounds, device=problem.device),
         places=places,
-        positions=positions,
+        positions=positions if with_distances else None,
         positions_float=None if positions is None else problem.cast(positions),
         by_interval=hull.exact and mask.added is None and given is None,
         may_overflow=given is not None or may_overflow(q, keys, scale / (problem.softcap or 1.0)),

@@ -60,6 +60,7 @@ class Wanted:
 
     top_key: bool = False  # the key of the largest logit of every row
     output: bool = False  # the output, where the problem has values, all of them finite
+    distances: bool = True  # and what heads are labelled by: the shares of keys near the query
     per_key: bool = False  # the mass that each key receives; costs a second pass
     sink_keys: int = 1  # how many of the first keys `sink_mass` is the weight of
     # For which to pool the weights, in the pass of `per_key`; of queries that follow each other,
@@ -140,6 +141,7 @@ def stream_rows(
                     chosen,
                     with_values=wanted.output,
                     with_top_key=wanted.top_key,
+                    with_distances=wanted.distances,
                 )
                 found = rows_of_group(replace(group, workers=workers), wanted, advance)[1]
             yield from found
