@@ -286,7 +286,7 @@ def test_nonfinite_cells_are_counted_and_left_out_of_moments() -> None:
     options = AttentionOptions(scale=1.0, attn_mask=np.array([1, 1, 1, 1, 1, 0, 0]))
     problem = make_problem(q, k.double(), None, options, allow_nonfinite=True)
     result = gathered(problem, [Stage.MASKED])[Stage.MASKED]
-    counts = {"n_nan": 1, "n_posinf": 1, "n_neginf": 1}
+    counts = {"n_nan": 1, "n_posinf": 1, "n_neginf": 1, "n_finite": 2}
     moments = {"min": 2.0, "max": 4.0, "mean": 3.0, "std": 1.0}
     assert asdict(result.numbers.result) == counts | moments
     assert result.n_masked == 2
