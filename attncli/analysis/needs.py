@@ -20,7 +20,7 @@ RANDOM_LENGTH = 8
 # Of random tensors a number takes 4 bytes as drawn and 8 as computed with.
 _BYTES_A_NUMBER = 12
 # What a value that is kept takes on its way to a table or to JSON: tensors, objects and text.
-BYTES_A_VALUE = 120
+_BYTES_A_VALUE = 120
 # What a query or key of a mask takes: positions, ends of intervals, counts, orders. Measured, as
 # the most of causal, windowed, padded, dilated and packed masks.
 _BYTES_A_POSITION = 170
@@ -67,20 +67,22 @@ def require_drawn(shape: RandomShape) -> None:
 
 def require_stages(
     shape: RandomShape,
-    target: str,
     stages: Sequence[str] | None,
     chosen: Mapping[str, int | None],
     *,
+    target: str | None,
+    max_values: int | None,
     softcap: bool,
     precision: Precision,
 ) -> None:
-    """Refuse stages of random tensors that the disk has no room for.
+    """Refuse stages of random tensors that the disk has no room for, or the memory for values.
 
     Args:
         shape: of the tensors.
-        target: the file to be.
         stages: names; None for all.
         chosen: "batch_index", "head_index" and "rows" → how many; None for all.
+        target: the file to be; None for none.
+        max_values: the values of stages of at most so many cells are kept; None for those of none.
         softcap: whether there is a stage of its own for it.
         precision: of the arithmetic.
 
@@ -93,12 +95,26 @@ def require_stages(
     rows = math.prod(
         length if (count := chosen[name]) is None else count for name, length in lengths.items()
     )
-    columns = len(names & over_keys) * shape.keys + (shape.values if "output" in names else 0)
+    widths = [shape.keys] * len(names & over_keys) + [shape.values] * ("output" in names)
+    if max_values is not None:
+        require_values(sum(rows * width for width in widths if rows * width <= max_values))
+    if target is None:
+        return
     cells = shape.batch * shape.heads * shape.q_len * shape.keys
     small = cells <= FLOAT64_CELLS and precision is not Precision.FLOAT32
-    width = 8 if small or precision is Precision.FLOAT64 else 4
+    size = 8 if small or precision is Precision.FLOAT64 else 4
     advice = "fewer of «rows», «head_index», «batch_index» or «stage» need less"
-    require_disk(target, Path(target).parent, rows * columns * width, advice)
+    require_disk(target, Path(target).parent, rows * sum(widths) * size, advice)
+
+
+def require_values(count: int) -> None:
+    """Refuse to keep so many values for a table or for JSON.
+
+    Raises:
+        ResourceError: naming what needs none.
+    """
+    advice = "«format=csv», «save», «rows» and «stage» need less"
+    require_memory("«max_values»", _BYTES_A_VALUE * count, advice)
 
 
 def require_mask(sizes: Sizes, options: AttentionOptions) -> None:

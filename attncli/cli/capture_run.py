@@ -115,6 +115,8 @@ def _read(path: str) -> str:
         DataError: it cannot be read.
     """
     try:
+        if Path(path).is_char_device():
+            raise DataError(shown(path), "expected a text, got a device")
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise DataError(shown(path), f"expected a text, got: {error.strerror}") from None

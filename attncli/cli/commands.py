@@ -99,16 +99,15 @@ def compute(
     if options.heatmap and output.format is not Format.TABLE:
         raise UsageError("--heatmap", f"expected --format table, got {output.format}")
     needs, shape = _require_drawn(inputs)
-    if shape is not None and options.save is not None:
+    if shape is not None:
         chosen = {name: getattr(options, name) for name in ("batch_index", "head_index", "rows")}
+        listed = output.format in (Format.TABLE, Format.JSON) and not ways
         needs.require_stages(
             shape,
-            options.save,
             None if options.stage is None else several(options.stage),
-            {
-                name: None if given is None else len(several(given))
-                for name, given in chosen.items()
-            },
+            {name: given and len(several(given)) for name, given in chosen.items()},
+            target=None if options.shapes else options.save,
+            max_values=options.max_values if listed else None,
             softcap=words.softcap is not None,
             precision=output.precision,
         )
@@ -381,6 +380,7 @@ def compare(
             f"expected two bundles or one and «what_if», got {len(inputs.files or ())} and none",
             "attncli compare BASE OTHER, or attncli compare BASE «what_if» k-dtype=int8",
         )
+    _require_drawn(inputs)
     _run("compare", inputs, words, options, output)
 
 

@@ -15,6 +15,7 @@ from rich.console import RenderableType
 
 from attncli.analysis.compute import ask_stages
 from attncli.analysis.inputs import Group, load_groups
+from attncli.analysis.needs import require_values
 from attncli.analysis.options import AttentionWords, InputOptions, integers, several
 from attncli.analysis.pictures import DRAWN_STAGES, MOST_HEADS, stage_maps
 from attncli.analysis.problems import problem_of
@@ -36,14 +37,10 @@ from attncli.cli.output import make_printer, write_picture, write_result
 from attncli.cli.stages import GroupStages, heat_maps, opening, view_of
 from attncli.errors import AttncliError, UsageError
 from attncli.files.writer import TensorSaver
-from attncli.limits import require_memory
 from attncli.report import Format
 from attncli.report import stages as report
 from attncli.report.printer import Printer, document
 from attncli.report.table import labels_of_batch
-
-# What a value that is kept takes on its way to a table or to JSON: tensors, objects and text.
-BYTES_A_VALUE = 120
 
 Results = dict[Stage, StageResult]
 
@@ -184,9 +181,7 @@ def _gather(
     """Compute every stage once: statistics, values where they are few, and what is saved."""
     results = [one.asked.results() for one in asked]
     cells = [math.prod(result.shape) for found in results for result in found.values()]
-    kept = sum(count for count in cells if count <= max_values)
-    advice = "--format csv, --save, --rows and --stage need less"
-    require_memory("--max-values", BYTES_A_VALUE * kept, advice)
+    require_values(sum(count for count in cells if count <= max_values))
     with ExitStack() as stack:
         saver = None
         if options.save is not None:

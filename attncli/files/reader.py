@@ -298,6 +298,8 @@ def local_file(name: str) -> Iterator[Path]:
 
 
 def _unreadable(where: str, path: Path, error: Exception) -> DataError:
+    if isinstance(error, FileNotFoundError) and path.is_symlink():
+        return DataError(where, "expected a file, got a link to a file that is not there")
     if isinstance(error, FileNotFoundError):
         return DataError(where, "expected a file, got no file of this name", _suggestion(path))
     if isinstance(error, PermissionError):

@@ -12,9 +12,10 @@ import pytest
 from plain import Run
 
 from attncli import limits
-from attncli.cli import terminal
+from attncli.cli import capture_run, terminal
 from attncli.cli.app import FRUGAL, subcommand
 from attncli.cli.commands import COMMANDS
+from attncli.errors import DataError
 
 MEMORY, DISK = 8_000_000_000, 90_000_000_000
 
@@ -43,6 +44,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("compute --batch 1000000000000", "--batch: ", "smaller sizes"),
         ("entropy --heads 1000000000", "--heads: .* 18.4 TB", "smaller sizes"),
         ("entropy --k-len 1000000000000", "--k-len: ", "smaller sizes"),
+        (
+            "compute --max-values 1000000000000 --q-len 20000 --k-len 20000",
+            "--max-values: .* 192.2 GB",
+            "--format csv, --save, --rows and --stage need less",
+        ),
+        ("compare --q-len 1000000000 --what-if causal=true", "--q-len: ", "smaller sizes"),
         ("report -o r.html --q-len 1000000000000", "--q-len: ", "smaller sizes"),
         (
             "mask --heads 1000000000 --alibi --causal --q-len 4",
@@ -105,6 +112,25 @@ def test_a_range_of_more_numbers_than_anyone_draws(run: Run, command: str) -> No
     refused = run(*line.split(), code=2)
     assert "--dk: expected at most 10,000 numbers, got 9,000,000,000,000,000,000" in refused.stderr
     assert "a larger step D" in refused.stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "entropy", "mask --attn-mask"])
+def test_endless_files_are_refused(run: Run, machine: None, command: str) -> None:
+    refused = run(*command.split(), "/dev/zero", code=1)
+    assert refused.stderr.startswith("attncli: error: /dev/zero: expected a")
+
+
+def test_so_are_endless_texts() -> None:
+    with pytest.raises(DataError, match="/dev/zero: expected a text, got a device"):
+        capture_run._read("/dev/zero")
+
+
+def test_a_link_to_nothing_is_called_one(run: Run, machine: None) -> None:
+    Path("link.npy").symlink_to("nowhere.npy")
+    told = run("inspect", "link.npy", code=1).stderr
+    assert told == (
+        "attncli: error: link.npy: expected a file, got a link to a file that is not there\n"
+    )
 
 
 def test_what_is_saved_is_what_is_chosen(run: Run, machine: None) -> None:
