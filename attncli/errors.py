@@ -75,6 +75,8 @@ class LeftOutError(AttncliError):
 
 def printable(text: str) -> str:
     """The text with everything unprintable escaped: codes of terminals, line ends, lone bytes."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -22,6 +22,9 @@ from attncli.errors import (
     printable,
 )
 
+# Characters; what is longer is cut in the middle.
+LONGEST_LINE = 1000
+
 # What torch and NumPy say of sizes that no machine has room for.
 TOO_LARGE = ("allocate", "array is too big", "Maximum allowed dimension", "invalid storage size")
 
@@ -124,6 +127,8 @@ def _in_our_shape(error: Any) -> UsageError:
 def _print(message: str) -> None:
     lead = message[: len(message) - len(message.lstrip())]
     line = lead + " ".join(message.split())
+    if len(line) > LONGEST_LINE:  # somebody has put a file's content in the place of its name
+        line = f"{line[: LONGEST_LINE - 200]} … {line[-200:]}"
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
     safe = printable(line)  # names of files and options may hold codes of terminals
     print(safe.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)

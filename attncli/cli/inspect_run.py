@@ -128,7 +128,9 @@ def _unread(file: TensorFile, header: TensorHeader, dtype: str | None) -> DataEr
 def _statistics(stored: StoredTensor, dtype: str | None) -> NumberStatistics:
     """Counts, extremes and moments, in parts that bound what is in memory."""
     statistics = RunningStatistics()
-    flat = stored.array.ravel(order="K")  # no copy, since files hold whole arrays
-    for start in range(0, flat.size, PART):
+    # Expanded tensors of .pt files are larger than what is stored: only parts of them are copied.
+    array = stored.array
+    flat = array.ravel(order="K") if array.flags.forc else array.flat
+    for start in range(0, array.size, PART):
         statistics.add(as_float(replace(stored, array=flat[start : start + PART]), dtype))
     return statistics.result

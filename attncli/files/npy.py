@@ -19,7 +19,7 @@ from typing import IO, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.errors import DataError
+from attncli.errors import AttncliError, DataError, ResourceError
 from attncli.files.mapped import MappedReader, map_file
 from attncli.files.tensor import (
     UNDECLARED,
@@ -141,12 +141,18 @@ def native(array: NDArray[Any], where: str) -> NDArray[Any]:
     return array.astype(array.dtype.newbyteorder("="))
 
 
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+# Ways of compressing, and how many bytes one byte may stand for at most; None for no limit.
+_METHODS = {
+    zipfile.ZIP_STORED: 1,
+    zipfile.ZIP_DEFLATED: 1032,
+    zipfile.ZIP_BZIP2: None,
+    zipfile.ZIP_LZMA: None,
+}
 _ENCRYPTED = 0x1
 _CHUNK = 1 << 22
 
 # What the standard library raises for a damaged archive: more than its manual says.
-_DAMAGE = (
+DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
@@ -169,8 +175,9 @@ def archive_format(local: Path, where: str) -> str:
     """
     with _directory(local, where) as archive:
         names = [member.filename for member in archive.infolist()]
-        _check_members(archive, where)
-    if any(name == "data.pkl" or name.endswith("/data.pkl") for name in names):
+        is_torch = any(name == "data.pkl" or name.endswith("/data.pkl") for name in names)
+        _check_members(archive, where, local.stat().st_size, is_torch)
+    if is_torch:
         if any(name.endswith("/constants.pkl") for name in names):
             problem = "expected a torch file of tensors, got TorchScript code"
             advice = "Save its tensors with torch.save(model.state_dict(), …)."
@@ -185,13 +192,17 @@ def archive_format(local: Path, where: str) -> str:
 def _directory(local: Path, where: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(cast("IO[bytes]", MappedReader(local)))
-    except _DAMAGE as error:
+    except DAMAGE as error:
         problem = "expected a complete .npz or .pt archive, got a damaged zip archive"
         advice = "Its directory, the last part, is missing or broken: copy or write it again."
         raise DataError(where, problem, advice) from error
 
 
-def _check_members(archive: zipfile.ZipFile, where: str) -> None:
+def _check_members(archive: zipfile.ZipFile, where: str, file_size: int, is_torch: bool) -> None:
+    """Refuse members that cannot be read, and sizes that cannot be theirs.
+
+    Whoever reads a member takes memory for what the directory says, before a byte of it is there.
+    """
     counts = Counter(member.filename for member in archive.infolist())
     for member in archive.infolist():
         name = shown(member.filename, 80)
@@ -200,9 +211,16 @@ def _check_members(archive: zipfile.ZipFile, where: str) -> None:
         if member.flag_bits & _ENCRYPTED:
             problem = f"expected a plain archive, got an encrypted member {name}"
             raise DataError(where, problem, "Unpack it with its password first.")
-        if member.compress_type not in _METHODS:
+        most = _METHODS.get(member.compress_type)
+        if most is None and (is_torch or member.compress_type not in _METHODS):
             problem = f"expected stored or deflated members, got {name} compressed otherwise"
-            raise DataError(where, problem, "Write it again with numpy.savez.")
+            advice = "Write it again with " + ("torch.save." if is_torch else "numpy.savez.")
+            raise DataError(where, problem, advice)
+        if most is not None and member.file_size > most * member.compress_size:
+            raise _damaged(f"{where}::{name}")
+        file_size -= member.compress_size
+        if file_size < 0:
+            raise _damaged(f"{where}::{name}")
 
 
 def open_npz(local: Path, source: str) -> TensorFile:
@@ -246,8 +264,8 @@ def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NpyH
     try:
         with archive.open(info) as member:
             head = member.read(MAX_HEADER)
-    except _DAMAGE as error:
-        raise _damaged(where) from error
+    except DAMAGE as error:
+        raise _damaged(where, error) from error
     if not head.startswith(b"\x93NUMPY"):
         raise DataError(where, "expected a .npy array, got something else under that name")
     return parse_header(head, where)
@@ -256,20 +274,27 @@ def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NpyH
 def _data(
     archive: zipfile.ZipFile, info: zipfile.ZipInfo, header: NpyHeader, where: str
 ) -> NDArray[Any]:
-    require_memory(where, header.nbytes or 0)
+    size = header.nbytes or 0
+    require_memory(where, size)
+    data = bytearray()  # grows with what is there, whatever the headers promise
     try:
-        with archive.open(info) as member, warnings.catch_warnings():
-            # About headers that Python 2 wrote.
-            warnings.simplefilter("ignore")
-            array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
+        with archive.open(info) as member:
+            member.read(header.start)
+            while len(data) < size and (part := member.read(min(_CHUNK, size - len(data)))):
+                data += part
             # The checksum is compared at the end of the member, wherever the array ends.
             while member.read(_CHUNK):
                 pass
-    except _DAMAGE as error:
-        raise _damaged(where) from error
-    return native(array, where)
+    except DAMAGE as error:
+        raise _damaged(where, error) from error
+    if len(data) < size:
+        raise _damaged(where)
+    flat = np.frombuffer(data, np.uint8)
+    return native(array_at(flat, 0, header.shape, header.dtype, header.order), where)
 
 
-def _damaged(where: str) -> DataError:
+def _damaged(where: str, error: Exception | None = None) -> AttncliError:
+    if isinstance(error, MemoryError):  # a few bytes may ask for a dictionary of gigabytes
+        return ResourceError(where, "needs more memory to be decompressed than there is")
     advice = "Its checksum or its compressed data are wrong: copy or write it again."
     return DataError(where, "expected intact data, got a damaged archive member", advice)

@@ -331,7 +331,10 @@ def byte_size(where: str, shape: tuple[int, ...], itemsize: int) -> int:
     Raises:
         DataError: NumPy cannot hold an array of this shape.
     """
-    if len(shape) > 32 or itemsize * math.prod(max(length, 1) for length in shape) >= 2**63:
+    # Beside an axis of length 0 the others may be anything, even below 0 in torch's files; 16 is
+    # room for whatever the elements are converted to.
+    held = math.prod(max(length, 1) for length in shape) * max(itemsize, 16) < 2**63
+    if len(shape) > 32 or min(shape, default=0) < 0 or not held:
         raise DataError(where, f"expected a shape that can be held, got {shape_text(shape)}")
     return itemsize * math.prod(shape)
 

@@ -5,11 +5,9 @@ torch's reader is held to tensors in lists and dicts; whatever else is in a file
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 import zipfile
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 
 from attncli.errors import DataError, UsageError
 from attncli.files.mapped import guard
+from attncli.files.npy import DAMAGE
 from attncli.files.tensor import (
     BY_NAME,
     FLOATS,
@@ -28,6 +27,7 @@ from attncli.files.tensor import (
     TensorFile,
     TensorHeader,
     bits_of,
+    byte_size,
     true_dtype,
 )
 from attncli.files.text import listed, place, shown
@@ -124,7 +124,10 @@ def open_torch(local: Path, source: str) -> TensorFile:
     ]
 
     def load(header: TensorHeader, where: str) -> NDArray[Any]:
-        return to_numpy(tensors[header.name])
+        tensor = tensors[header.name]
+        if tensor.nbytes > tensor.untyped_storage().nbytes():  # whoever copies it needs all of it
+            require_memory(where, tensor.nbytes)
+        return to_numpy(tensor)
 
     told = {str(name): (what, _ADVICE.get(what, _OTHERWISE)) for name, what in others.items()}
     return TensorFile(source, "pt", tuple(headers), load, others=told)
@@ -136,9 +139,10 @@ def _refuse_boundless(where: str, name: str | None, tensor: torch.Tensor) -> Non
     Raises:
         DataError: such a tensor.
     """
+    at = where if name is None else f"{where}::{shown(name, 80)}"
+    byte_size(at, tuple(tensor.shape), tensor.element_size())
     stored = max(1, tensor.untyped_storage().nbytes() // tensor.element_size())
-    lengths = [length for length in tensor.shape if length]
-    if tensor.numel() > _MOST_REPEATED * stored or math.prod(lengths) >= 2**59:
+    if tensor.numel() > _MOST_REPEATED * stored:
         got = f"{shown(name or 'a tensor', 80)} {tuple(tensor.shape)} of {stored:,} stored"
         raise DataError(where, f"expected tensors that are stored in full, got {got}")
 
@@ -205,7 +209,7 @@ def _protocol(local: Path) -> int | None:
         else:
             with local.open("rb") as stream:
                 head = stream.read(2)
-    except (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, ValueError, EOFError):
+    except DAMAGE:
         return None
     return head[1] if len(head) == 2 and head[0] == 0x80 else None
 

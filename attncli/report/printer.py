@@ -234,14 +234,21 @@ def document(
         "data": data,
     }
     encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-    yield from encoder.iterencode(strict(whole))
+    yield from map(_for_terminals, encoder.iterencode(strict(whole)))
     yield "\n"
 
 
 def ndjson(records: Iterable[dict[str, Any]]) -> Iterator[str]:
     """One strict JSON record a line."""
     for record in records:
-        yield json.dumps(strict(record), ensure_ascii=False, allow_nan=False) + "\n"
+        yield _for_terminals(json.dumps(strict(record), ensure_ascii=False, allow_nan=False)) + "\n"
+
+
+def _for_terminals(text: str) -> str:
+    """JSON with what a terminal would obey escaped: names may hold it, and JSON lets it pass."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def csv_lines(columns: Sequence[str], records: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -280,11 +287,14 @@ def shortest(array: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
 
 
 def csv_field(value: Any) -> str:
-    """A CSV field: empty for None, nan, inf and -inf spelt out, true and false as in JSON."""
+    """A CSV field: empty for None, nan, inf and -inf spelt out, true and false as in JSON.
+
+    What a terminal would obey is escaped, line ends among it: every line is a record.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return " ".join(map(str, value))
-    return repr(value) if isinstance(value, float) else str(value)
+        return printable(" ".join(map(str, value)))
+    return repr(value) if isinstance(value, float) else printable(str(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -107,3 +108,38 @@ def test_advice_names_options_of_the_command_alone(
     assert "--head-index" not in told
     monkeypatch.setattr("attncli.cli.compute_run.run", refuse)
     assert "--rows, --head-index and --precision float32" in run("compute", code=1).stderr
+
+
+def test_an_expanded_tensor_is_inspected_in_parts(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "t.pt"
+    torch.save({"q": torch.tensor([1.0, 3.0]).expand(500, 2).T}, file)
+    monkeypatch.setattr("attncli.cli.inspect_run.PART", 300)
+    (record,) = run("inspect", file, "-f", "json").json["data"]
+    found = [record[name] for name in ("elements", "min", "max", "mean", "std")]
+    assert found == pytest.approx([1000, 1, 3, 2, 1])
+
+
+def test_lines_of_error_are_cut_in_the_middle(run: Run) -> None:
+    told = run("inspect", "x" * 5000 + "::q", "-f", "y" * 3000, code=2).stderr
+    assert told.startswith("attncli: error: --format: ")
+    assert " … " in told
+    assert all(len(line) < 1100 for line in told.splitlines())
+
+
+CODES = "a\x1b[31m\n\x7f\x9b1m\u202e"
+
+
+def test_names_in_records_hold_nothing_that_a_terminal_obeys(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "t.pt"
+    torch.save({CODES: torch.eye(2), "é": torch.eye(2)}, file)
+    for form in ("json", "ndjson"):
+        out = run("inspect", file, "-f", form).stdout
+        assert all(line.isprintable() for line in out.splitlines())
+        records = json.loads(out)["data"] if form == "json" else map(json.loads, out.splitlines())
+        assert {record["name"] for record in records} == {CODES, "é"}
+    lines = run("inspect", file, "-f", "csv").stdout.splitlines()
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
+    assert r"a\x1b[31m\n\x7f\x9b1m\u202e" in lines[1]

@@ -520,3 +520,99 @@ def test_metadata_must_be_json_objects(put: Put) -> None:
         header = {"__metadata__": {"attncli": text}, "q": F32}
         with pytest.raises(AttncliError, match="group → options"):
             open_file(put("a.safetensors", build.safetensors(header, bytes(8))))
+
+
+def test_lengths_below_0_beside_one_of_0_in_a_torch_file(put: Put) -> None:
+    import torch
+
+    data = build.torch_file({"q": torch.empty(0, 77), "k": torch.eye(2)})
+    shape, wrong = b"K\0KM\x86", b"K\0J\xfc\xff\xff\xff\x86"  # (0, 77) and (0, -4)
+    with zipfile.ZipFile(io.BytesIO(data)) as packed:
+        members = {name: packed.read(name) for name in packed.namelist()}
+    (pickled,) = (name for name in members if name.endswith("data.pkl"))
+    assert shape in members[pickled]
+    members[pickled] = members[pickled].replace(shape, wrong)
+    with pytest.raises(DataError, match=r"::q: expected a shape that can be held, got \(0, -4\)"):
+        open_file(put("a.pt", build.archive(members)))
+
+
+def test_empty_arrays_of_endless_lengths(put: Put) -> None:
+    """NumPy holds them as they are, and fails where they are converted."""
+    text = f"{{'descr': '|i1', 'fortran_order': False, 'shape': ({2**62}, 0)}}"
+    header = {"q": build.entry("I8", [2**62, 0], 0, 0)}
+    files = put("a.npy", build.npy_header(text)), put("a.st", build.safetensors(header))
+    for file in files:
+        with pytest.raises(DataError, match=f"shape that can be held, got .{2**62}, 0"):
+            open_file(file)
+
+
+def test_a_member_whose_shape_holds_true_for_1(put: Put) -> None:
+    text = "{'descr': '<f4', 'fortran_order': True, 'shape': (2, True)}"
+    member = build.npy_header(text) + ROWS[0, :2].tobytes()
+    file = open_file(put("a.npz", build.archive({"q.npy": member})))
+    assert file.read().array.tolist() == [[0], [1]]
+
+
+def promising(data: bytes, size: int) -> bytes:
+    """An archive whose directory says another size of its first member, unpacked."""
+    at = data.index(b"PK\x01\x02") + 24
+    return data[:at] + size.to_bytes(4, "little") + data[at + 4 :]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_sizes_that_no_member_can_have(put: Put, method: int) -> None:
+    """Readers take memory for what the directory says: 4 GB for a file of a few hundred bytes."""
+    import torch
+
+    with zipfile.ZipFile(io.BytesIO(build.torch_file(torch.eye(2)))) as packed:
+        members = {name: packed.read(name) for name in packed.namelist()}
+    for data in (build.archive(members, method), build.archive({"q.npy": NPY}, method)):
+        open_file(put("a", data)).read()
+        with pytest.raises(DataError, match="expected intact data, got a damaged archive member"):
+            open_file(put("a", promising(data, 2**32 - 2)))
+
+
+def test_members_that_share_their_bytes(put: Put) -> None:
+    """As bombs do, which are larger than all that is on the disk by far."""
+    data = build.archive(dict.fromkeys(("a.npy", "b.npy", "c.npy"), NPY * 9))
+    start = data.index(b"PK\x01\x02")
+    second = data.index(b"b.npy") - 30
+    shared = data[:second] + data[start:]
+    moved = shared.replace(data[-6:-2], second.to_bytes(4, "little"))
+    with pytest.raises(DataError, match="damaged archive member"):
+        open_file(put("a.npz", moved))
+
+
+def test_a_torch_file_compressed_as_torch_does_not_read(put: Put) -> None:
+    import torch
+
+    with zipfile.ZipFile(io.BytesIO(build.torch_file(torch.eye(2)))) as packed:
+        members = {name: packed.read(name) for name in packed.namelist()}
+    with pytest.raises(DataError, match="expected stored or deflated members") as caught:
+        open_file(put("a.pt", build.archive(members, zipfile.ZIP_LZMA)))
+    assert "torch.save" in caught.value.advice
+
+
+def test_a_member_that_asks_for_more_memory_than_there_is(
+    put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = open_file(put("a.npz", build.npz(q=ROWS)))
+
+    def refuse(*_: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", refuse)
+    with pytest.raises(ResourceError, match="needs more memory to be decompressed"):
+        file.read()
+
+
+def test_an_expanded_tensor_that_memory_does_not_hold(
+    put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    file = open_file(put("a.pt", build.torch_file({"q": torch.ones(1).expand(1000, 1000)})))
+    assert file.read().array.shape == (1000, 1000)
+    monkeypatch.setattr(limits, "available_memory", lambda: 1_000_000)
+    with pytest.raises(ResourceError, match=r"at most 1\.0 MB of memory, got 4\.0 MB"):
+        file.read()
