@@ -234,7 +234,8 @@ def sizes_of(
     if options.query_segments is not None:
         found["q_len"] = options.query_segments.shape[-1]
     for axis, edges in (("q_len", options.cu_seqlens_q), ("k_len", options.cu_seqlens_k)):
-        if edges is not None and edges.size:
+        # What is no number is refused where the documents are made.
+        if edges is not None and edges.size and np.isfinite(edges.ravel()[-1]):
             found[axis] = int(edges.ravel()[-1])
     found |= {name: length for name, length in said.items() if length is not None}
     default = found.get("q_len", found.get("k_len", DEFAULT_LENGTH))

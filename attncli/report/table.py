@@ -49,6 +49,8 @@ def table(columns: Iterable[TableColumn], printer: Printer) -> Preformatted:
     would leave no room on a terminal.
     """
     columns = list(columns)
+    if not columns:  # of no records, as of a mask for no heads
+        return Preformatted("")
     keys = [column for column in columns if column.is_key]
     room = max(12, printer.width // max(1, len(keys)) - GAP - 12)
     keys = [
