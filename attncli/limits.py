@@ -60,7 +60,7 @@ def require_disk(where: str, folder: Path, need: int, advice: str = "") -> None:
     Raises:
         ResourceError: less than `need` bytes are free.
     """
-    while not folder.is_dir() and folder != folder.parent:
+    while not os.path.isdir(folder) and folder != folder.parent:  # noqa: PTH112 - of any length
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if need > free:

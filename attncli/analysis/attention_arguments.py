@@ -9,7 +9,6 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from attncli.attention.options import OPTIONS, AttentionOptions, Corner, Kind, M
 from attncli.errors import ROWS, DataError, UsageError, in_python
 from attncli.files.roles import read_one
 from attncli.files.tensor import BY_NAME, StoredTensor, as_float, name_of, require_accepted
+from attncli.files.text import is_file
 
 Values = TypeVar("Values", list[int], tuple[int, ...], tuple[float, ...])
 TensorLike = Any  # a torch tensor, a NumPy array, or nested lists of numbers
@@ -188,10 +188,7 @@ def _is_file(text: str) -> bool:
         [float(part) for part in several([text.replace(ROWS, ",")])]
     except ValueError:
         return True
-    try:
-        return Path(text).is_file()
-    except OSError:  # a list that is longer than names of files may be
-        return False
+    return is_file(text)  # a list may be longer than names of files
 
 
 def _of_kind(kind: Kind | None, array: NDArray[Any]) -> NDArray[Any]:

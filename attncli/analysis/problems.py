@@ -23,7 +23,7 @@ from attncli.attention.options import BEFORE_WEIGHTS, AttentionOptions, Layout, 
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import problem_of_weights
 from attncli.errors import AttncliError, DataError, UsageError
-from attncli.files.text import shown
+from attncli.files.text import is_file, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def labelled(made: Sequence[GroupProblem], text: str) -> list[GroupProblem]:
 
 def _tokens(text: str) -> tuple[str, ...]:
     path = Path(text)
-    if not path.is_file():
+    if not is_file(path):
         return tuple(text.split(","))
     try:
         found = path.read_text(encoding="utf-8")

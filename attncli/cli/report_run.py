@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from attncli.cli.terminal import progress
 from attncli.columns import record_of
 from attncli.errors import UsageError, on_command_line, option_words
 from attncli.files.target import require_target
-from attncli.files.text import shown
+from attncli.files.text import is_file, shown
 from attncli.report.page.contents import Commands, Page, PageGroup
 from attncli.report.page.page import map_budget, page_html
 from attncli.report.printer import Printer
@@ -177,7 +176,7 @@ class _Told:
             told = {name: getattr(owner, name) for name in names}
             changed = {name: v for name, v in told.items() if v != defaults.get(name)}
             parts = [word for name, v in changed.items() for word in option_words(name, v)]
-            return [_name(p) if Path(p.partition("::")[0]).is_file() else p for p in parts]
+            return [_name(p) if is_file(p.partition("::")[0]) else p for p in parts]
 
         defaults = {
             each.name: each.default for owner in (inputs, options) for each in fields(owner)

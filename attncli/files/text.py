@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from rich.filesize import decimal
 
@@ -36,3 +38,16 @@ def listed(names: Iterable[str | None], limit: int = 8) -> str:
 def size_text(size: int) -> str:
     """Return a number of bytes for people, in a decimal unit."""
     return decimal(size)
+
+
+# Unlike those of Path, these have an answer for names that are too long for any file.
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is a file of this name."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether there is a folder of this name."""
+    return os.path.isdir(path)  # noqa: PTH112

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from attncli.errors import DataError, UsageError
 from attncli.files.target import Batch, atomic_path, joined, make_folder, seekable_path
 from attncli.files.tensor import BY_NAME, name_of
-from attncli.files.text import shown
+from attncli.files.text import is_folder, shown
 from attncli.limits import DISK_FULL, require_disk
 
 _CHUNK = 1 << 22
@@ -89,7 +89,7 @@ class TensorSaver:
             if self._kind == "folder":
                 make_folder(target, batch)
             parent = target if self._kind == "folder" else target.parent
-            if parent.is_dir():
+            if is_folder(parent):
                 sizes = [layout.size for layout in self._layouts.values()]
                 # Each member of an archive is there twice for a moment.
                 twice = max(sizes, default=0) if self._kind == ".npz" else 0
@@ -165,7 +165,7 @@ def saved_format(target: str, count: int) -> str:
         raise UsageError("«save»", f"expected {_ACCEPTED}, got nothing")
     if target == "-":
         raise UsageError("-", f"expected {_ACCEPTED}, got standard output")
-    if target.endswith(("/", os.sep)) or path.is_dir() or not suffix:
+    if target.endswith(("/", os.sep)) or is_folder(path) or not suffix:
         return "folder"
     if suffix not in _SUFFIXES:
         raise UsageError(shown(target), f"expected {_ACCEPTED}, got {shown(suffix)}")

@@ -15,7 +15,7 @@ import transformers
 
 from attncli.errors import DataError, UsageError
 from attncli.files.reader import open_file
-from attncli.files.text import listed, shown
+from attncli.files.text import is_file, is_folder, listed, shown
 from attncli.files.torch_tensors import as_torch, torch_dtype
 from attncli.recording.capture import Capture
 
@@ -255,22 +255,22 @@ def _tokenizer(place: str, options: dict[str, Any]) -> Any:
 def _place(source: str) -> tuple[str, dict[str, Any]]:
     """The folder or name that transformers is given, and the file in it if it is GGUF."""
     path = Path(source).expanduser()
-    if path.is_dir() and not (path / "config.json").is_file():
+    if is_folder(path) and not (path / "config.json").is_file():
         files = sorted(path.glob("*.gguf"))
         if len(files) != 1:
             got = f"{len(files)} .gguf files" if files else "neither"
             problem = f"expected config.json or one .gguf file in it, got {got}"
             raise DataError(shown(source), problem)
         path = files[0]
-    if path.is_file() and path.suffix.lower() == ".gguf":
+    if is_file(path) and path.suffix.lower() == ".gguf":
         for needed in ("gguf", "accelerate"):
             if find_spec(needed) is None:
                 problem = f"expected {needed} to be installed for GGUF, got none"
                 raise UsageError("MODEL", problem, "pip install gguf accelerate")
         return str(path.parent), {"gguf_file": path.name}
-    if path.is_dir():
+    if is_folder(path):
         return str(path), {}
-    if path.exists():
+    if os.path.exists(path):  # noqa: PTH110 - a name may be too long for one
         raise DataError(shown(source), "expected a folder or a .gguf file, got another file")
     if source.count("/") > 1 or source.startswith((".", "/", "~")) or path.suffix == ".gguf":
         raise DataError(shown(source), "expected a folder of a model, got nothing of this name")
@@ -283,7 +283,7 @@ def _unreadable(source: str, error: Exception) -> DataError:
     if "trust_remote_code" in text:
         problem = "expected an architecture that transformers has, got one with code of its own"
         return DataError(shown(source), problem, "such code is never run")
-    local = Path(source).expanduser().exists()
+    local = os.path.exists(Path(source).expanduser())  # noqa: PTH110
     if isinstance(error, OSError) and not local:
         offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
         advice = "HF_HUB_OFFLINE is set, so only the cache was searched" if offline else ""

@@ -17,6 +17,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, islice
 from typing import Any, TextIO
 
 import numpy as np
@@ -256,8 +257,10 @@ def csv_lines(columns: Sequence[str], records: Iterable[dict[str, Any]]) -> Iter
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)
+    rest = iter(records)
+    first = list(islice(rest, 1))  # what fails before there is any prints no header either
     yield buffer.getvalue()
-    for record in records:
+    for record in chain(first, rest):
         buffer.seek(0)
         buffer.truncate()
         writer.writerow([csv_field(record[column]) for column in columns])
