@@ -107,7 +107,7 @@ def test_advice_names_options_of_the_command_alone(
     assert "allocation refused" in told
     assert "--head-index" not in told
     monkeypatch.setattr("attncli.cli.compute_run.run", refuse)
-    assert "--rows, --head-index and --precision float32" in run("compute", code=1).stderr
+    assert "--rows, --head-index, --stage and --precision float32" in run("compute", code=1).stderr
 
 
 def test_an_expanded_tensor_is_inspected_in_parts(
@@ -143,3 +143,53 @@ def test_names_in_records_hold_nothing_that_a_terminal_obeys(run: Run, tmp_path:
     assert len(lines) == 3
     assert all(line.isprintable() for line in lines)
     assert r"a\x1b[31m\n\x7f\x9b1m\u202e" in lines[1]
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"mask --save {LONG}",
+        f"mask --save {LONG}.npz",
+        f"mask --save {LONG}/a.npz",
+        f"mask --save {LONG}/a",
+        f"entropy b.npz --labels {LONG},b",
+        f"report b.npz --labels {LONG} -o r.html",
+        f"capture {LONG} --text a -o a.safetensors",
+        f"inspect {LONG}::q",
+    ],
+)
+def test_names_too_long_for_any_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    np.savez("b.npz", q=np.ones((2, 3)), k=np.ones((2, 3)))
+    told = run(*line.split(), code=1).stderr
+    assert "unexpected" not in told
+    assert [path.name for path in tmp_path.iterdir()] == ["b.npz"]
+
+
+def test_csv_of_what_fails_at_once_has_no_header(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("b.npz", q=np.ones((2, 3)), k=np.ones((2, 3)))
+    outcome = run("compare", "b.npz", "--what-if", "temperature=0", "-f", "csv", code=2)
+    assert outcome.stdout == ""
+    assert "--temperature" in outcome.stderr
+
+
+def test_a_mask_for_no_heads_and_documents_that_are_no_numbers(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("e.npy", np.ones((1, 0, 3, 2), np.float32))
+    assert "full" in run("mask", "e.npy", "e.npy").stdout
+    assert len(run("mask", "e.npy", "e.npy", "-f", "csv").stdout.splitlines()) == 1
+    np.save("nan.npy", np.full(3, np.nan))
+    for option in ("--cu-seqlens-q", "--cu-seqlens-k"):
+        told = run("mask", option, "nan.npy", code=1).stderr
+        assert "expected a list of integers" in told
