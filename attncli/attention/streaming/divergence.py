@@ -33,7 +33,6 @@ from attncli.attention.streaming.stream import (
     Wanted,
     heads_at_once,
     neighbours,
-    planned_cells,
     rows_of_group,
 )
 from attncli.attention.streaming.tiles import (
@@ -97,7 +96,7 @@ def stream_divergences(
         a, b: two problems of equal batches, heads, queries and keys, on one device.
         wanted: what to compute of both sides beside the columns that every row has.
         batches, heads: indices, in the order to yield them; None for all.
-        advance: told after each block of rows how many of the `compared_cells` it covered.
+        advance: told after each block of rows how many cells it covered.
 
     Raises:
         DataError: the problems do not have the same shape.
@@ -129,20 +128,6 @@ def stream_divergences(
                 found = _of_groups(groups, [rows for rows, _ in sides], advance)
             for of_a, of_b, rows in zip(sides[0][1], sides[1][1], found, strict=True):
                 yield HeadPair(of_a, of_b, rows)
-
-
-def compared_cells(
-    a: Problem,
-    b: Problem,
-    wanted: Wanted | None = None,
-    *,
-    batches: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-) -> int:
-    """Cells that `stream_divergences` will visit with the same arguments; for progress."""
-    own = (planned_cells(side, wanted, batches=batches, heads=heads) for side in (a, b))
-    both = (planned_cells(side, batches=batches, heads=heads) for side in (a, b))
-    return sum(own) + sum(both)
 
 
 def refuse_other_shapes(a: Problem, b: Problem) -> None:
