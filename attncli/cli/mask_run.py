@@ -386,12 +386,17 @@ def _records(prepared: Prepared) -> Iterator[Record]:
     too_many = cells > prepared.options.max_values
     if prepared.output.format is Format.JSON and not too_many:
         require_booleans(cells * len(prepared.judged.records))
+    step = max(1, analysis.BLOCK_CELLS // max(1, mask.sizes.k_len))
+    starts = range(0, mask.sizes.q_len, step)
     for counted in prepared.judged.records:
         record = record_of(counted)
         if prepared.output.format is Format.JSON and too_many:
             record |= {"values": None, "values_omitted": True}
         elif prepared.output.format is Format.JSON:
-            record["values"] = mask.head(counted.batch or 0, counted.head or 0).cells(slice(None))
+            head = mask.head(counted.batch or 0, counted.head or 0)
+            record["values"] = [
+                row for start in starts for row in head.cells(slice(start, start + step))
+            ]
         yield record
 
 

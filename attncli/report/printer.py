@@ -275,8 +275,10 @@ def strict(value: Any) -> Any:
         return {key: strict(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [strict(part) for part in value]
+    if isinstance(value, np.ndarray) and value.ndim > 1:
+        return [strict(part) for part in value]  # row by row, so that Ctrl-C is heard in between
     if isinstance(value, np.ndarray):
-        return strict(value.tolist())
+        return value.tolist() if value.dtype.kind in "biu" else strict(value.tolist())
     return value
 
 
