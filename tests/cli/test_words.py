@@ -155,7 +155,7 @@ LONG = "x" * 300
         f"mask --save {LONG}.npz",
         f"mask --save {LONG}/a.npz",
         f"mask --save {LONG}/a",
-        f"entropy b.npz --labels {LONG},b",
+        f"entropy b.npz --labels {LONG},b,c",
         f"report b.npz --labels {LONG} -o r.html",
         f"capture {LONG} --text a -o a.safetensors",
         f"inspect {LONG}::q",
