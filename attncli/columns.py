@@ -22,6 +22,7 @@ class Column:
         holds: the type of a value, or "module:name" of one; None for that of the field.
         always: whether every record has it.
         field_of: the dataclass that it is a field of; None for a column without one.
+        is_extra: whether tables show it only where it is asked for by name.
     """
 
     key: str
@@ -30,6 +31,7 @@ class Column:
     description: str = ""
     of_sample: bool = True
     is_key: bool = False
+    is_extra: bool = False
     holds: Any = None
     always: bool = True
     field_of: type | None = field(default=None, compare=False, repr=False)
@@ -51,12 +53,13 @@ def column(
     is_key: bool = False,
     holds: Any = None,
     always: bool = True,
+    is_extra: bool = False,
     default: Any = MISSING,
 ) -> Any:
     """A field of a dataclass that is a column of its records under the field's own name.
 
     Args:
-        heading, unit, description, of_sample, is_key, holds, always: as in `Column`.
+        heading, unit, description, of_sample, is_key, is_extra, holds, always: as in `Column`.
         default: of the field.
     """
     told = {
@@ -67,6 +70,7 @@ def column(
         "is_key": is_key,
         "holds": holds,
         "always": always,
+        "is_extra": is_extra,
     }
     return field(default=default, metadata={_COLUMN: told})
 

@@ -5,7 +5,8 @@ only where it was typed, so the command line and Python each read the mark in th
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from enum import IntEnum, StrEnum
 from typing import Any, ClassVar
 
@@ -71,6 +72,16 @@ class LeftOutError(AttncliError):
     """Some of several files were left out, which is told by now, as are the results of others."""
 
     exit_code = ExitCode.DATA
+
+
+def nearest(name: str, among: Iterable[str]) -> str:
+    """Advice that names what a name was probably meant to be; "" where nothing is like it."""
+    names = {other.casefold().replace("_", "-"): other for other in reversed(list(among))}
+    word = name.casefold().replace("_", "-")
+    parts = [other for other in names if word and (word in re.split("[./-]", other))]
+    begun = [other for other in names if word and other.startswith(word)]
+    close = [*get_close_matches(word, names, 1, 0.7), *begun, *parts]
+    return f"did you mean {printable(names[close[0]])}?" if close else ""
 
 
 def printable(text: str) -> str:

@@ -217,7 +217,8 @@ class Computed(OfProblem):
 
     def _tables(self, printer: Printer) -> Iterator[RenderableType]:
         yield problem_line(self.problem, None)
-        view = StageView(self.problem, self._asked().selection, None, printer, DIGITS)
+        keys = range(self.problem.sizes.k_len)
+        view = StageView(self.problem, self._asked().selection, keys, None, printer, DIGITS)
         for result in self.results:
             if 0 < math.prod(result.shape) <= MOST_VALUES:
                 yield from stage_tables(result, view)

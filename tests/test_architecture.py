@@ -68,6 +68,7 @@ WITH_TORCH = {"attncli.files.torch_tensors"}
 PUT_OFF = {
     "attncli.__main__": "everything, before which signals get their handler",
     "attncli.cli.commands": "what a command does, of which help has no use",
+    "attncli.cli.completion": "NumPy, for which tensors in files alone have use",
     "attncli": "a public name, loaded with its first use",
     "attncli.cli.capture_run": "transformers, an extra",
     "attncli.report.drawing": "matplotlib, which pictures alone need, and not everybody has",

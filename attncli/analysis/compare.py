@@ -304,8 +304,8 @@ def pair_of(
     place: GroupPlace,
     a: Problem,
     b: Problem,
-    batches: Sequence[int] | None,
-    heads: Sequence[int] | None,
+    batches: Sequence[int | slice] | None,
+    heads: Sequence[int | slice] | None,
     where: str,
 ) -> Pair:
     """Two sides, in the wider arithmetic of both.

@@ -23,7 +23,7 @@ from attncli.attention.stages import (
     visibility,
 )
 from attncli.attention.steps import OutputProjection
-from attncli.errors import UsageError
+from attncli.errors import UsageError, nearest
 
 # Arrays of a block that live at once while its stages are computed, measured and copied.
 _WORKING_ARRAYS = 8
@@ -114,9 +114,9 @@ def ask_stages(
     names: Sequence[str] | None,
     *,
     option: str,
-    batches: Sequence[int] | None,
-    heads: Sequence[int] | None,
-    rows: Sequence[int] | None,
+    batches: Sequence[int | slice] | None,
+    heads: Sequence[int | slice] | None,
+    rows: Sequence[int | slice] | None,
     is_projected: bool = False,
     output_projection: OutputProjection | None = None,
 ) -> StagesAsked:
@@ -126,7 +126,7 @@ def ask_stages(
         problem: what to compute.
         names: of stages.
         option: where they were named, for messages.
-        batches, heads, rows: indices, negative ones from the end.
+        batches, heads, rows: indices and ranges, negative ones from the end.
         is_projected: whether Q, K and V are stages themselves.
         output_projection: None where there is no stage `projected`.
 
@@ -143,7 +143,11 @@ def ask_stages(
     for name in names or ():
         if name not in offered:
             known = ", ".join(offered)
-            raise UsageError(option, f"expected one of {known} for these inputs, got {name!r}")
+            unknown = f"expected one of {known} for these inputs, got {name!r}"
+            advice = nearest(name, offered)
+            if name == Stage.OUTPUT:
+                advice = "the output needs V, and none was given"
+            raise UsageError(option, unknown, advice)
     wanted = tuple(stage for stage in offered if names is None or stage in names)
     if Stage.SCORES in wanted and (said := score_warnings(problem)):
         problem = replace(problem, marked_warnings=(*problem.marked_warnings, *said))

@@ -15,7 +15,7 @@ from attncli.analysis.needs import (
     random_shape,
     require_drawn,
 )
-from attncli.analysis.options import FileOptions, InputOptions, several
+from attncli.analysis.options import FileOptions, InputOptions
 from attncli.analysis.tensor_files import (
     LAYOUT,
     ROLES,
@@ -29,9 +29,9 @@ from attncli.attention import qkv
 from attncli.attention.options import Layout, WeightsLayout
 from attncli.attention.sizes import RandomShape, axes_text, layout_doubts
 from attncli.attention.steps import OutputProjection
-from attncli.errors import DataError, UsageError
+from attncli.errors import DataError, UsageError, nearest
 from attncli.files.reader import open_file
-from attncli.files.roles import fits, read_one, split_name, usual_layout
+from attncli.files.roles import fits, names_asked, read_one, split_name, usual_layout
 from attncli.files.tensor import doubts
 from attncli.files.text import listed, place, shown
 from attncli.files.torch_tensors import as_torch, torch_dtype
@@ -165,9 +165,11 @@ def _doubt_layout(groups: Sequence[FileGroup]) -> None:
             file.warnings.append(said)
 
 
-def read_tensor(spec: str, option: str, dtype: str | None = None) -> tuple[torch.Tensor, list[str]]:
-    """One tensor from FILE or FILE::NAME, with warnings about the file."""
-    stored, warnings = read_one(spec, option)
+def read_tensor(
+    spec: str, option: str, dtype: str | None = None, role: str | None = None
+) -> tuple[torch.Tensor, list[str]]:
+    """One tensor from FILE or FILE::NAME, with warnings about the file; arguments of `read_one`."""
+    stored, warnings = read_one(spec, option, role)
     return as_torch(stored, dtype), [*warnings, *doubts(stored, dtype)]
 
 
@@ -293,9 +295,10 @@ def _fused(options: FileOptions, spec: str, named: dict[str, str]) -> list[Group
     if options.group and "" in specs:
         raise UsageError("«group»", "expected a bundle with groups, got tensors without any")
     groups = []
-    for group in several(options.group) or specs or [""]:
+    for group in names_asked(options.group or (), specs) or specs or [""]:
         if specs and group not in specs:
-            raise DataError("«group»", f"expected one of {listed(specs)}, got {shown(group, 80)}")
+            got = f"expected one of {listed(specs)}, got {shown(group, 80)}"
+            raise DataError("«group»", got, nearest(group, specs))
         whole = specs.get(group, spec)
         tensor, warnings = read_tensor(whole, "«qkv»", options.dtype)
         split = qkv.split_fused(tensor, options.layout, options.heads, options.kv_heads)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 from attncli.attention.options import OPTION_NAMES, Layout, WeightsLayout, option
-from attncli.errors import UsageError
+from attncli.errors import UsageError, nearest
 
 Number = TypeVar("Number", int, float)
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -111,6 +111,25 @@ def integers(option: str, given: list[str] | None) -> tuple[int, ...] | None:
 MOST_NUMBERS = 10_000
 
 
+def indices(option: str, given: list[str] | None) -> tuple[int | slice, ...] | None:
+    """Whole numbers and ranges A:B without their end, as Python has them; None for no option.
+
+    Raises:
+        UsageError: something else.
+    """
+    if given is None:
+        return None
+    expected = "whole numbers or A:B"
+    found: list[int | slice] = []
+    for part in _parts(option, given):
+        ends = part.split(":")
+        if len(ends) > 2:
+            raise UsageError(option, f"expected {expected}, got {part!r}")
+        numbers = [_number(option, end, int, expected) if end else None for end in ends]
+        found.append(slice(*numbers) if len(ends) == 2 else _number(option, part, int, expected))
+    return tuple(found)
+
+
 def int_ranges(option: str, given: list[str] | None) -> tuple[int, ...] | None:
     """Whole numbers, ranges A:B that double, A:B:xF that multiply, A:B:+D that add.
 
@@ -202,4 +221,5 @@ def choice_of(kind: type[Choice], value: str, where: str) -> Choice:
     try:
         return kind(value)
     except ValueError:
-        raise UsageError(where, f"expected one of {', '.join(kind)}, got {value!r}") from None
+        problem = f"expected one of {', '.join(kind)}, got {value!r}"
+        raise UsageError(where, problem, nearest(str(value), kind)) from None

@@ -282,7 +282,8 @@ def choose_device(name: str) -> torch.device:
         raise UsageError("«device»", f"expected auto, cpu, cuda or cuda:N, got {name}")
     present = torch.cuda.device_count()
     if kind == "cuda" and int(index or 0) >= present:
-        raise ResourceError("«device»", f"expected one of {present} CUDA devices, got {name}")
+        devices = f"one of {present} CUDA devices" if present else "cpu: this torch sees no CUDA"
+        raise ResourceError("«device»", f"expected {devices}, got {name}")
     return torch.device(name)
 
 

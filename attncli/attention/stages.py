@@ -219,11 +219,11 @@ def shape_of(
 
 def select(
     problem: Problem,
-    batches: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    rows: Sequence[int] | None = None,
+    batches: Sequence[int | slice] | None = None,
+    heads: Sequence[int | slice] | None = None,
+    rows: Sequence[int | slice] | None = None,
 ) -> Selection:
-    """Turn indices as a user gives them into a selection.
+    """Turn indices and ranges as a user gives them into a selection.
 
     Negative ones count from the end; one that is named twice is taken once.
 
@@ -232,9 +232,9 @@ def select(
     """
     sizes = problem.sizes
     return Selection(
-        tuple(_indices("«batch_index»", batches, sizes.batch)),
-        tuple(_indices("«head_index»", heads, sizes.heads)),
-        _indices("«rows»", rows, sizes.q_len),
+        tuple(places("«batch_index»", batches, sizes.batch)),
+        tuple(places("«head_index»", heads, sizes.heads)),
+        places("«rows»", rows, sizes.q_len),
     )
 
 
@@ -430,14 +430,24 @@ def _index(rows: Rows, device: torch.device) -> slice | torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64, device=device)
 
 
-def _indices(option: str, wanted: Sequence[int] | None, length: int) -> tuple[int, ...] | range:
+def places(option: str, wanted: Sequence[int | slice] | None, length: int) -> Rows:
+    """The places on an axis of some length that indices and ranges name, each once; None for all.
+
+    Raises:
+        UsageError: an index beyond the axis, or a range with nothing in it.
+    """
     if wanted is None:
         return range(length)
-    for index in wanted:
-        if not -length <= index < length:
+    found: list[int] = []
+    for one in wanted:
+        inside = range(length)[one] if isinstance(one, slice) else [one]
+        if not all(-length <= index < length for index in inside) or not inside:
             limits = f"from {-length} to {length - 1}" if length else "none, the axis is empty"
-            raise UsageError(option, f"expected an index {limits}, got {index}")
-    return tuple(dict.fromkeys(index % length for index in wanted))
+            ends = (one.start, one.stop) if isinstance(one, slice) else (one,)
+            got = ":".join("" if end is None else str(end) for end in ends)
+            raise UsageError(option, f"expected an index {limits}, got {got}")
+        found += [index % length for index in inside]
+    return tuple(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,13 @@ them is a dataclass, and `subcommand` writes the signature that Typer sees, once
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import gc
 import inspect
+import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import pairwise
@@ -22,9 +25,12 @@ from typer.core import TyperGroup
 from attncli import __version__
 from attncli.analysis.options import AttentionWords, refuse_beyond_64_bits
 from attncli.attention.options import OPTIONS, Kind, MaskTrue, Told
-from attncli.cli.commands import COMMANDS
+from attncli.cli.commands import COMMANDS, STAGES, examples_of
+from attncli.cli.completion import WORDS as WORDS_BEFORE
+from attncli.cli.completion import completion_of, join_words_of_bash
 from attncli.cli.failures import exit_code_of
 from attncli.errors import UsageError, on_command_line, option_name
+from attncli.report import FALLBACKS, Format
 
 # What Typer makes of an option of each kind; text is read later, when a file may be opened for it.
 WORDS: dict[Kind | None, Any] = {
@@ -55,12 +61,19 @@ FRUGAL = {
 
 # What names a file to write.
 TARGETS = ("output", "save", "plot")
+# What a name says that is printed to it, and names of what another option writes.
+FORMATS = {".json": Format.JSON, ".ndjson": Format.NDJSON, ".jsonl": Format.NDJSON}
+FORMATS |= {".csv": Format.CSV}
+WRITTEN_BY = dict.fromkeys((".npy", ".npz", ".safetensors", ".pt"), "save")
+WRITTEN_BY |= dict.fromkeys((".png", ".svg", ".pdf"), "plot")
 
 # The options of a group, or of a command: what is said of each, and its default.
 Options = dict[str, tuple[Told, Any]]
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-DebugFlag = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
+DebugFlag = Annotated[
+    bool, typer.Option("--debug", metavar="", help="Show the traceback of a failure.")
+]
 
 
 def subcommand(declared: Callable[..., None], words: Sequence[str] | None = None) -> Any:
@@ -86,8 +99,11 @@ def subcommand(declared: Callable[..., None], words: Sequence[str] | None = None
         values = {name: default for name, (_, default) in options.items()} | given
 
         def work() -> None:
+            if values.get("format", "") is None:
+                values["format"] = FORMATS.get(_suffix(values["output"]), Format.TABLE)
             _refuse_second_stdin(values)
             _refuse_overwriting({name: values[name] for name in files})
+            _refuse_other_names(declared.__name__, values)
             for option, value in values.items():
                 if isinstance(value, int):
                     refuse_beyond_64_bits(f"«{option}»", value)
@@ -111,6 +127,7 @@ def subcommand(declared: Callable[..., None], words: Sequence[str] | None = None
     app.command(
         declared.__name__,
         help=help,
+        epilog=examples_of(declared.__name__).replace("[", "\\["),
         context_settings=HELP_NAMES,
         add_help_option=len(needed) == len(options),
     )(run)
@@ -169,12 +186,15 @@ def _annotated(name: str, kind: Any, told: Told, panel: str) -> Any:
     """The type of an option with what Typer is to know of it."""
     help = escaped(on_command_line(told.help))
     if told.positional:
-        return Annotated[kind, typer.Argument(metavar=told.metavar, help=help)]
+        complete = completion_of(name, told)
+        argument = typer.Argument(metavar=told.metavar, help=help, autocompletion=complete)
+        return Annotated[kind, argument]
     names = _spellings(name, told)
     option = typer.Option(
         *(["/".join(names)] if told.kind is Kind.FLAG else names),
-        metavar=told.metavar,
+        metavar="" if kind is bool or told.kind is Kind.FLAG else told.metavar,
         help=help,
+        autocompletion=completion_of(name, told),
         min=told.minimum,
         max=told.maximum,
         rich_help_panel=panel,
@@ -237,14 +257,53 @@ def _refuse_overwriting(values: dict[str, Any]) -> None:
             if other == target:
                 continue
             for part in value if isinstance(value, list) else [value]:
-                if isinstance(part, str) and _one_file(part.partition("::")[0], values[target]):
+                if isinstance(part, str) and any(
+                    _one_file(file, values[target]) for file in _files_of(other, part)
+                ):
                     got = "that of an input" if other == "files" else f"that of «{other}»"
                     raise UsageError(f"«{target}»", f"expected a name of its own, got {got}")
+
+
+def _files_of(option: str, value: str) -> Iterator[str]:
+    """The files that a value names: its own, that of an option within it, the parts of an index."""
+    file = value.partition("::")[0]
+    yield file.partition("=")[2] if option == "what_if" else file
+    if file.endswith(".index.json"):
+        try:
+            parts = json.loads(Path(file).read_text(encoding="utf-8"))["weight_map"].values()
+            yield from (str(Path(file).parent / str(part)) for part in set(parts))
+        except (OSError, ValueError, LookupError, AttributeError):  # said when it is read
+            return
+
+
+def _suffix(name: str) -> str:
+    return Path(name).suffix.lower()
+
+
+def _refuse_other_names(command: str, values: dict[str, Any]) -> None:
+    """Text in a file that is named as if it held tensors or a picture helps nobody.
+
+    Raises:
+        UsageError: naming the option that writes such files.
+    """
+    target = values.get("output")
+    suffix = _suffix(target or "")
+    other = WRITTEN_BY.get(suffix)
+    if command == "report" and (other or suffix in FORMATS):
+        raise UsageError("«output»", f"expected a page, FILE.html, got {target}")
+    if other is None or command in ("report", "capture"):
+        return
+    wanted = "expected .txt, .json, .ndjson, .csv or another name of text"
+    advice = f"«{other}={target}» writes it" if other in values else ""
+    raise UsageError("«output»", f"{wanted}, got {target}", advice)
 
 
 def _one_file(path: str, target: str) -> bool:
     """Whether both name one file; devices such as /dev/null may well be named twice."""
     try:
+        if Path(target).is_dir():  # of tensors, each in a file of its stage
+            here = Path(path).is_file() and Path(path).parent.samefile(target)
+            return here and Path(path).stem.rpartition(".")[2] in STAGES[3:]
         if Path(target).exists():
             return Path(path).is_file() and Path(path).samefile(target)
         return path == target != "-"
@@ -258,6 +317,7 @@ class AttncliGroup(TyperGroup):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run, and exit with a code of `attncli.errors`."""
         kwargs["standalone_mode"] = False
+        join_words_of_bash()
         _stand_in_for_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             _replace_what_it_cannot_encode(stream)
@@ -271,6 +331,11 @@ class AttncliGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read what stands before the subcommand, for which Typer loads pydantic: often nothing."""
+        if args[:1] == ["help"]:
+            args = [*args[1:2], "--help"]
+        if args[:1] == ["version"]:
+            args = ["--version"]
+        _refuse_before(args)
         if args and args[0] in COMMANDS:
             self.params, self.add_help_option = [], False
         return super().parse_args(ctx, args)
@@ -278,8 +343,24 @@ class AttncliGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Put the subcommand itself in the place of what the help lists: build its options now."""
         name, _, rest = super().resolve_command(ctx, args)
+        if rest == ["help"] and not Path("help").exists():
+            rest = ["--help"]
+        if ctx is not None:
+            ctx.meta[WORDS_BEFORE] = tuple(rest)
         is_run = ctx is not None and not ctx.resilient_parsing  # not completed, nor documented
         return name, subcommand(COMMANDS[str(name)], rest if is_run else None), rest
+
+
+def _refuse_before(args: list[str]) -> None:
+    """Options of a command stand behind it.
+
+    Raises:
+        UsageError: one stands before it; with the line as it should be.
+    """
+    at = next((place for place, word in enumerate(args) if word in COMMANDS), 0)
+    if at and args[0].startswith("-"):
+        line = shlex.join(["attncli", args[at], *args[:at], *args[at + 1 :]])
+        raise UsageError(args[0], f"expected it behind {args[at]}, got it before", line)
 
 
 def _stand_in_for_closed_streams() -> None:
@@ -290,9 +371,17 @@ def _stand_in_for_closed_streams() -> None:
 
 
 def _replace_what_it_cannot_encode(stream: Any) -> None:
-    """Let help appear on a terminal of few characters, with signs in place of those it lacks."""
+    """Let help appear on a terminal of few characters, with words in place of those it lacks."""
     if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="replace")
+        codecs.register_error("attncli", _in_other_words)
+        stream.reconfigure(errors="attncli")
+
+
+def _in_other_words(error: UnicodeError) -> tuple[str, int]:
+    """What stands for characters that a stream lacks, and where it goes on."""
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(FALLBACKS.get(ord(sign), "?") for sign in lacking), error.end
 
 
 app = typer.Typer(
@@ -302,7 +391,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings=HELP_NAMES,
-    epilog="attncli COMMAND --help explains a command.",
+    epilog="attncli COMMAND --help explains a command.\nMore: docs/index.md",
 )
 
 
@@ -317,7 +406,9 @@ def attncli(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version", metavar="", callback=_show_version, is_eager=True, help="Show the version."
+        ),
     ] = False,
 ) -> None:
     """Attention analysis from the command line.

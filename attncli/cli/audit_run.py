@@ -78,7 +78,7 @@ def _run_audit(
     for one in made:
         printer.warn(one.warnings)
     write_result(
-        output.format,
+        output,
         printer,
         command="variance",
         columns=analysis.AUDIT,
@@ -112,7 +112,7 @@ def _run_fit(
     used = {"source": str(fit.source), "scale_used": made.problem.scale}
     sample = {"rows": fit.rows, "rows_total": fit.rows_total, "target_rms": fit.target_rms}
     write_result(
-        output.format,
+        output,
         printer,
         command="variance-fit",
         columns=analysis.FIT_SCALE,

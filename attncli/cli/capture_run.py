@@ -63,7 +63,7 @@ def run(options: CaptureOptions, output: PrintOptions) -> None:
     if output.format is Format.CSV:
         records = [r | {"options": json.dumps(r["options"])} for r in records]
     write_result(
-        output.format,
+        output,
         printer,
         command="capture",
         columns=COLUMNS,

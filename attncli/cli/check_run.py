@@ -78,7 +78,7 @@ class _Session:
 
     def read(self, target: Target, name: str, spec: str) -> Candidate:
         """A candidate for a target from the file of an option."""
-        tensor, said = read_tensor(spec, f"«{name}»", self.inputs.dtype)
+        tensor, said = read_tensor(spec, f"«{name}»", self.inputs.dtype, str(target))
         self.printer.warn(said)
         self.described[name] = describe(spec, tensor)
         return read_candidate(target, tensor.cpu(), self.made.problem, self.inputs.layout)
@@ -141,7 +141,7 @@ class _Session:
         more: Mapping[str, Any],
     ) -> None:
         write_result(
-            self.output.format,
+            self.output,
             self.printer,
             command="check",
             columns=columns_of(Comparison),

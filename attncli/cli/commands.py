@@ -19,6 +19,9 @@ from attncli.attention.options import DistributionName, Layout, Precision, optio
 from attncli.errors import DataError, UsageError
 from attncli.report import Color, ColourScale, Format, Language, PageTheme, Pooling, Unit
 
+# What `compute` may be asked for, in the order in which it is computed.
+STAGES = ("q", "k", "v", "scores", "scaled", "capped", "masked", "weights", "output", "projected")
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class PrintOptions:
@@ -26,7 +29,15 @@ class PrintOptions:
 
     panel: ClassVar[str] = "Output"
 
-    format: Format = option(Format.TABLE, "What to print.", names=("--format", "-f"))
+    format: Format = option(
+        None, "What to print. [default: as «output» ends, or table]", names=("--format", "-f")
+    )
+    columns: list[str] | None = option(
+        None,
+        "Only these columns of records, e.g. 'head,entropy_*'; of the matrices of compute these "
+        "keys: I or A:B.",
+        "NAME|PATTERN[,…]",
+    )
     digits: int = option(4, "Decimals in tables.", "N", minimum=0, maximum=17)
     color: Color = option(Color.AUTO, "Colour in tables.")
     quiet: bool = option(False, "No warnings and no progress.", names=("--quiet", "-q"))
@@ -38,7 +49,7 @@ class OutputOptions(PrintOptions):
 
     output: str = option("-", "Where to print it.", "FILE|-", names=("--output", "-o"))
     unit: Unit = option(Unit.BITS, "Unit of entropy in tables.")
-    precision: Precision = option(Precision.AUTO, "auto: float64 up to 2²⁶ scores.")
+    precision: Precision = option(Precision.AUTO, "auto: float64 up to 2^26 scores.")
     device: str = option("auto", "Where torch computes.", "auto|cpu|cuda[:N]")
 
 
@@ -54,11 +65,11 @@ class ComputeOptions:
     """What of the stages to look at."""
 
     stage: list[str] | None = option(
-        None, "Only these stages: scores, scaled, weights, …", "NAME[,NAME…]"
+        None, f"Only these stages, of {', '.join(STAGES)}.", "NAME[,NAME…]"
     )
-    rows: list[str] | None = option(None, "Only these queries; -1 is the last.", "I[,I…]")
-    head_index: list[str] | None = option(None, "Only these heads.", "I[,I…]")
-    batch_index: list[str] | None = option(None, "Only these batches.", "I[,I…]")
+    rows: list[str] | None = option(None, "Only these queries; -1 is the last.", "I|A:B[,…]")
+    head_index: list[str] | None = option(None, "Only these heads.", "I|A:B[,…]")
+    batch_index: list[str] | None = option(None, "Only these batches.", "I|A:B[,…]")
     max_values: int = option(
         65_536, "Tables and JSON: leave out the values of larger stages.", "N", minimum=0
     )
@@ -85,6 +96,8 @@ def compute(
     With no input it shows the embedded 4×3 example. Q, K and V come as three files, as a
     bundle (.npz, .safetensors, .pt) with tensors named q, k, v, or are projected from --x.
     """
+    if options.explain and options.stage and not (options.save or output.plot):
+        raise UsageError("--stage", "expected nothing beside --explain, which tells of all, got it")
     if options.step and not options.explain:
         raise UsageError("--step", "expected --explain beside it, got --step alone")
     if options.lang is not Language.EN and not (options.explain or options.shapes):
@@ -127,8 +140,8 @@ class EntropyOptions:
     summary: bool = option(False, "One record per group.")
     grid: str | None = option(None, "A picture of all heads, e.g. entropy_bits_mean.", "COLUMN")
     histogram: bool = option(False, "Row entropies of one head as a histogram.")
-    head_index: list[str] | None = option(None, "Compute only these query heads.", "I[,I…]")
-    batch_index: list[str] | None = option(None, "Compute only these batches.", "I[,I…]")
+    head_index: list[str] | None = option(None, "Compute only these query heads.", "I|A:B[,…]")
+    batch_index: list[str] | None = option(None, "Compute only these batches.", "I|A:B[,…]")
     compare_scale: bool = option(False, "Beside it, what happens without the scale.")
     temperatures: list[str] | None = option(None, "Several, side by side.", "T[,T…]")
     sample_rows: int | None = option(None, "Estimate from N rows of each head.", "N", minimum=1)
@@ -138,7 +151,11 @@ class EntropyOptions:
         None, "Tokens of the keys: a line each, or a list in JSON.", "FILE|A,B,…"
     )
     label_limit: list[str] | None = option(None, "Adjust a threshold of the labels.", "NAME=X")
-    fail_on: list[str] | None = option(None, "Exit 3 if a head is so.", "collapsed|nan|max-logit=X")
+    fail_on: list[str] | None = option(
+        None,
+        "Exit 3 if a head is so: entropy or keys on average below X, a logit above it.",
+        "collapsed|nan|max-logit=X|entropy-bits=X|effective-keys=X",
+    )
 
 
 def entropy(
@@ -338,8 +355,8 @@ class CompareOptions:
     grid: str | None = option(None, "A picture of all heads, e.g. kl_nats_mean.", "COLUMN")
     sort: str | None = option(None, "By a column, the most changed first.", "COLUMN")
     top: int | None = option(None, "Only the first N records; keys of «worst».", "N", minimum=1)
-    head_index: list[str] | None = option(None, "Only these query heads.", "I[,I…]")
-    batch_index: list[str] | None = option(None, "Only these batches.", "I[,I…]")
+    head_index: list[str] | None = option(None, "Only these query heads.", "I|A:B[,…]")
+    batch_index: list[str] | None = option(None, "Only these batches.", "I|A:B[,…]")
     fail_on: list[str] | None = option(
         None, "Exit 3 if a head exceeds it.", "kl|js|tv|mass-lost|output|COLUMN=X"
     )
@@ -392,8 +409,8 @@ class ReportOptions:
     weights: list[str] | None = option(
         None, "Attention weights alone, (B, H, S_q, S_k), in the place of Q and K.", "FILE[::NAME]"
     )
-    head_index: list[str] | None = option(None, "Only these query heads.", "I[,I…]")
-    batch_index: list[str] | None = option(None, "These batches. [default: 0]", "I[,I…]")
+    head_index: list[str] | None = option(None, "Only these query heads.", "I|A:B[,…]")
+    batch_index: list[str] | None = option(None, "These batches. [default: 0]", "I|A:B[,…]")
     labels: str | None = option(
         None, "Tokens of the keys: a line each, or a list in JSON.", "FILE|A,B,…"
     )
@@ -403,7 +420,7 @@ class ReportOptions:
     title: str | None = option(None, "Its heading. [default: the files]", "TEXT")
     theme: PageTheme = option(PageTheme.AUTO, "Colours; auto is what the system asks for.")
     lang: Language = option(Language.EN, "English or Chinese.")
-    precision: Precision = option(Precision.AUTO, "auto: float64 up to 2²⁶ scores.")
+    precision: Precision = option(Precision.AUTO, "auto: float64 up to 2^26 scores.")
     device: str = option("auto", "Where torch computes.", "auto|cpu|cuda[:N]")
     quiet: bool = option(False, "No warnings and no progress.", names=("--quiet", "-q"))
 
@@ -554,6 +571,63 @@ def _run(name: str, *given: Any) -> None:
     with import_module("attncli.files.target").together():
         import_module(f"attncli.cli.{name}_run").run(*given)
         sys.stdout.flush()  # a full disk behind it is a failure, too
+
+
+# For each command two that show what it does, and the page that says more.
+EXAMPLES = {
+    "compute": (
+        "compute --causal --explain",
+        "compute --heads 4 --q-len 8 --head-index 2 --rows 0:4 --stage weights",
+        "docs/why-scale.md",
+    ),
+    "entropy": (
+        "entropy --heads 4 --causal",
+        "entropy sample_inputs/minilm.safetensors --grid entropy_bits_mean",
+        "docs/entropy.md",
+    ),
+    "mask": (
+        "mask --k-len 8 --causal --left-window 3",
+        "mask --k-len 6 --causal --segments 0,0,0,1,1,1",
+        "docs/masks.md",
+    ),
+    "variance": (
+        "variance --dk 8:128 --samples 20000",
+        "variance sample_inputs/minilm.safetensors --group layers.0",
+        "docs/why-scale.md",
+    ),
+    "check": (
+        "compute sample_inputs/example/{q,k,v}.npy --save out.npz",
+        "check sample_inputs/example/{q,k,v}.npy --actual-output out.npz",
+        "docs/check.md",
+    ),
+    "compare": (
+        "compare sample_inputs/minilm.safetensors --what-if scale=1",
+        "compare --heads 2 --q-len 16 --k-len 16 --what-if k-dtype=int8",
+        "docs/compare.md",
+    ),
+    "report": (
+        "report -o report.html",
+        "report sample_inputs/minilm.safetensors -o minilm.html --lang zh",
+        "docs/report.md",
+    ),
+    "inspect": (
+        "inspect sample_inputs/minilm.safetensors",
+        "inspect sample_inputs/example/q.npy -f csv",
+        "docs/inputs.md",
+    ),
+    "capture": (
+        'capture MODEL --text "The cat sat." -o qkv.safetensors',
+        "capture MODEL --text-file FILE --layers 0,-1 -o qkv.safetensors",
+        "docs/capture.md",
+    ),
+    "schema": ("schema", "schema entropy row", "docs/output.md"),
+}
+
+
+def examples_of(name: str) -> str:
+    """What stands at the end of a command's help."""
+    *lines, page = EXAMPLES[name]
+    return "\n".join(["Examples:", *(f" $ attncli {line}" for line in lines), f"More: {page}"])
 
 
 # In the order of the help.

@@ -11,19 +11,20 @@ from typing import Any
 from attncli.analysis import compare as analysis
 from attncli.analysis.compare import ComparedHead, Pair, WorstRow
 from attncli.analysis.entropy import GroupPlace, Record, token_numbers
-from attncli.analysis.options import AttentionWords, InputOptions, floats, integers, several
+from attncli.analysis.options import AttentionWords, InputOptions, floats, indices, several
 from attncli.analysis.problems import GroupProblem, inputs_record, load_problems, params_record
 from attncli.analysis.what_if import Change, read_changes
 from attncli.attention.streaming.stream import planned_cells
 from attncli.cli.commands import CompareOptions, PlotOptions
 from attncli.cli.entropy_run import tokens_of
+from attncli.cli.opening import openings
 from attncli.cli.output import fail_for, make_printer, write_picture, write_result
 from attncli.cli.terminal import progress
 from attncli.columns import Column
-from attncli.errors import UsageError
+from attncli.errors import UsageError, nearest
 from attncli.report import Format
 from attncli.report import compare as report
-from attncli.report.entropy import Style, long_table
+from attncli.report.entropy import Style, alone, long_table
 from attncli.report.printer import Printer
 from attncli.report.table import labels_of_batch
 
@@ -80,7 +81,7 @@ def run(
         records = analysis.most_changed_first(records, options.sort)
     if options.top is not None and not options.worst:
         records = islice(records, options.top)
-    style = Style(printer, output.digits, output.unit, {})
+    style = Style(printer, output.digits, output.unit, {}, openings(sides.base))
     if options.worst:
         draw: Any = partial(report.worst_tables, style=style)
     elif options.per_row:
@@ -91,7 +92,7 @@ def run(
         draw = partial(report.record_tables, columns=columns, style=style)
     made_of = {"what_if": options.what_if} if options.what_if else {}
     write_result(
-        output.format,
+        output,
         printer,
         command="compare",
         columns=columns,
@@ -99,6 +100,7 @@ def run(
         inputs=sides.record(inputs_record),
         params=sides.record(params_record) | made_of,
         show=draw,
+        above=alone(style),
     )
     for _ in compared:  # those that --top has left out count, too
         pass
@@ -115,7 +117,8 @@ def run(
 def _columns(options: CompareOptions) -> Sequence[Column]:
     """The columns of what is asked for, among which are those to sort by and to draw."""
     if options.grid is not None and options.grid not in NUMBERS:
-        raise UsageError("--grid", f"expected one of {', '.join(NUMBERS)}, got {options.grid!r}")
+        problem = f"expected one of {', '.join(NUMBERS)}, got {options.grid!r}"
+        raise UsageError("--grid", problem, nearest(options.grid, NUMBERS))
     columns: Sequence[Column] = analysis.HEAD
     if options.per_row or options.summary or options.worst:
         columns = analysis.ROW if options.per_row else analysis.GROUP
@@ -123,7 +126,8 @@ def _columns(options: CompareOptions) -> Sequence[Column]:
     named = (*analysis.WORDS_OF_HEADS, "token")
     offered = [one.key for one in columns if not (one.is_key or one.key in named)]
     if options.sort is not None and options.sort not in offered:
-        raise UsageError("--sort", f"expected one of {', '.join(offered)}, got {options.sort!r}")
+        problem = f"expected one of {', '.join(offered)}, got {options.sort!r}"
+        raise UsageError("--sort", problem, nearest(options.sort, offered))
     return columns
 
 
@@ -150,8 +154,8 @@ def _load(
     """Read both sides, or one and the what-ifs, and pair their groups."""
     computing = words, output.precision, output.device
     chosen = (
-        integers("--batch-index", options.batch_index),
-        integers("--head-index", options.head_index),
+        indices("--batch-index", options.batch_index),
+        indices("--head-index", options.head_index),
     )
     changes = read_changes(options.what_if or [])
     named = {role: getattr(options, f"other_{role}") for role in "qkv"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -16,13 +16,13 @@ from rich.console import RenderableType
 from attncli.analysis.compute import ask_stages
 from attncli.analysis.inputs import Group, load_groups
 from attncli.analysis.needs import require_values
-from attncli.analysis.options import AttentionWords, InputOptions, integers, several
+from attncli.analysis.options import AttentionWords, InputOptions, indices, several
 from attncli.analysis.pictures import DRAWN_STAGES, MOST_HEADS, stage_maps
 from attncli.analysis.problems import problem_of
 from attncli.attention.options import Layout
 from attncli.attention.pooling import StageMaps
 from attncli.attention.problem import cost_of
-from attncli.attention.stages import Block, Stage, StageResult
+from attncli.attention.stages import Block, Selection, Stage, StageResult
 from attncli.attention.steps import entropy_of_weights
 from attncli.cli.commands import ComputeOptions, PlotOptions
 from attncli.cli.explain import (
@@ -33,14 +33,19 @@ from attncli.cli.explain import (
     shapes_table,
     steps_of,
 )
+from attncli.cli.opening import opening
 from attncli.cli.output import make_printer, write_picture, write_result
-from attncli.cli.stages import GroupStages, heat_maps, opening, view_of
+from attncli.cli.stages import GroupStages, heat_maps, view_of
+from attncli.cli.terminal import progress
 from attncli.errors import AttncliError, UsageError
 from attncli.files.writer import TensorSaver
 from attncli.report import Format
 from attncli.report import stages as report
 from attncli.report.printer import Printer, document
 from attncli.report.table import labels_of_batch
+
+# Cells of all stages from which on somebody may wonder how long it takes.
+WORTH_WATCHING = 1 << 23
 
 Results = dict[Stage, StageResult]
 
@@ -84,8 +89,7 @@ def run(
     if output.format is Format.JSON:
         printer.write(_document(asked, results, options, output, printer))
     else:
-        together = zip(asked, results, strict=True)
-        printer.show(*(p for pair in together for p in _tables(*pair, options, output, printer)))
+        printer.show(*_all_tables(asked, results, options, output, printer))
 
 
 def _asked(
@@ -104,9 +108,9 @@ def _asked(
         made.problem,
         names,
         option="--stage",
-        batches=integers("--batch-index", options.batch_index),
-        heads=integers("--head-index", options.head_index),
-        rows=integers("--rows", options.rows),
+        batches=indices("--batch-index", options.batch_index),
+        heads=indices("--head-index", options.head_index),
+        rows=indices("--rows", options.rows),
         is_projected=group.is_projected,
         output_projection=group.output_projection,
     )
@@ -156,7 +160,7 @@ def _write_shapes(
     asked: list[GroupStages], options: ComputeOptions, output: PlotOptions, printer: Printer
 ) -> None:
     write_result(
-        output.format,
+        output,
         printer,
         command="compute",
         columns=SHAPES,
@@ -183,12 +187,14 @@ def _gather(
     cells = [math.prod(result.shape) for found in results for result in found.values()]
     require_values(sum(count for count in cells if count <= max_values))
     with ExitStack() as stack:
+        shown = sum(cells) if sum(cells) >= WORTH_WATCHING else 0
+        tell = stack.enter_context(progress(printer, shown, "computing"))
         saver = None
         if options.save is not None:
             saver = stack.enter_context(TensorSaver(options.save, _saved(asked, results)))
         for one, found in zip(asked, results, strict=True):
-            write = None if saver is None else partial(_write, saver, one.made.group.name)
-            one.asked.gather(found, max_values, write, measure=measure)
+            take = partial(_take, saver, tell, one.made.group.name)
+            one.asked.gather(found, max_values, take, measure=measure)
     if options.save is not None:
         printer.wrote(options.save)
     return results
@@ -207,6 +213,20 @@ def _saved(
 
 def _saved_name(group: str, stage: Stage) -> str:
     return f"{group}.{stage}" if group else str(stage)
+
+
+def _take(
+    saver: TensorSaver | None,
+    tell: Callable[[int], None] | None,
+    group: str,
+    result: StageResult,
+    block: Block,
+) -> None:
+    """Write a block where that is asked for, and say that it is done."""
+    if saver is not None:
+        _write(saver, group, result, block)
+    if tell is not None:
+        tell(block.values.numel())
 
 
 def _write(saver: TensorSaver, group: str, result: StageResult, block: Block) -> None:
@@ -282,35 +302,80 @@ def _params(one: GroupStages, options: ComputeOptions) -> dict[str, Any]:
 # ── for people ───────────────────────────────────────────────────────────────────────────────
 
 
-def _tables(
+def _all_tables(
+    asked: list[GroupStages],
+    results: list[Results],
+    options: ComputeOptions,
+    output: PlotOptions,
+    printer: Printer,
+) -> Iterator[RenderableType]:
+    """Every group; on a terminal the matrices of the first alone."""
+    costs: list[str] = []
+    for at, (one, found) in enumerate(zip(asked, results, strict=True)):
+        yield from opening(one.made)
+        yield ""
+        if at == 0 or not printer.on_terminal:
+            yield from _matrices(one, found, options, output, printer)
+        yield report.summary_table(list(found.values()), printer, output.digits)
+        yield ""
+        cost = report.cost_line(cost_of(one.made.problem))
+        if options.stage is None and options.rows is None and cost not in costs:
+            costs.append(cost)
+            yield cost + (" (without the projections)" if one.made.group.is_projected else "")
+            yield ""
+    if len(asked) > 1 and printer.on_terminal:
+        yield "matrices of the first group alone: --group NAME shows those of another"
+
+
+def _matrices(
     one: GroupStages,
     found: Results,
     options: ComputeOptions,
     output: PlotOptions,
     printer: Printer,
 ) -> Iterator[RenderableType]:
-    problem = one.made.problem
-    entropies = _entropies(found.get(Stage.WEIGHTS), with_sink=problem.sinks is not None)
-    view = replace(view_of(one, options, output, printer), entropies=entropies)
-    yield from opening(one, printer)
-    yield ""
-    for result in found.values():
-        yield from report.stage_tables(result, view)
-    yield report.summary_table(list(found.values()), printer, output.digits)
-    yield ""
-    yield report.cost_line(cost_of(problem))
-    left_out = [result for result in found.values() if result.values is None]
-    if any(0 not in result.shape for result in left_out):
+    """The matrices of each stage, corners of those that are too large."""
+    problem, view = one.made.problem, view_of(one, options, output, printer)
+    changes = problem.mask.has_bias or not {Stage.SCALED, Stage.CAPPED} & found.keys()
+    for stage, result in found.items():
+        cells, drawn = result, view
+        if result.values is None and 0 not in result.shape:
+            some = _corner(one, stage)
+            drawn = view_of(some, options, output, printer)
+            cells = some.asked.results()[stage]
+            some.asked.gather({stage: cells})
+        if stage is Stage.WEIGHTS:
+            entropies = _entropies(cells, with_sink=problem.sinks is not None)
+            drawn = replace(drawn, entropies=entropies)
+        if cells is not result:
+            yield from report.corner_tables(result, cells, drawn)
+            continue
+        repeats = stage is Stage.MASKED and not (result.statistics.n_masked or changes)
+        yield from report.stage_tables(result, drawn, repeats=repeats)
+    large = [str(stage) for stage, r in found.items() if r.values is None and 0 not in r.shape]
+    if large:
         yield (
-            f"values of {', '.join(result.stage for result in left_out)} not shown: above "
-            f"--max-values {options.max_values}; choose --rows, or --format csv, or --save FILE"
+            f"corners alone of {', '.join(large)}: above --max-values {options.max_values}; choose "
+            "--rows and --head-index, or a larger --max-values, --format csv or --save FILE"
         )
-    yield ""
+        yield ""
 
 
-def _entropies(weights: StageResult | None, *, with_sink: bool) -> NDArray[np.object_] | None:
+def _corner(one: GroupStages, stage: Stage) -> GroupStages:
+    """The same, of rows at both ends of the first head."""
+    selection = one.asked.selection
+    heads = selection.heads if stage is Stage.PROJECTED else selection.heads[:1]
+    rows = tuple(selection.rows)
+    if len(rows) > report.CORNER_ROWS:
+        last = report.CORNER_ROWS // 3
+        rows = (*rows[: report.CORNER_ROWS - last], *rows[-last:])
+    few = Selection(selection.batches[:1], heads, rows)
+    return GroupStages(one.made, replace(one.asked, selection=few, stages=(stage,)))
+
+
+def _entropies(weights: StageResult, *, with_sink: bool) -> NDArray[np.object_] | None:
     """Nats of each row of the weights, for a column beside them; None for rows without keys."""
-    if weights is None or weights.values is None:
+    if weights.values is None:
         return None
     nats = entropy_of_weights(weights.values, with_sink=with_sink).numpy().astype(object)
     if weights.visible is not None:

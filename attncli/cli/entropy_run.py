@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from attncli.analysis import entropy as analysis
 from attncli.analysis.entropy import ChosenHeads, GroupPlace, Record
-from attncli.analysis.options import AttentionWords, InputOptions, floats, integers, several
+from attncli.analysis.options import AttentionWords, InputOptions, floats, indices, several
 from attncli.analysis.pictures import head_curves
 from attncli.analysis.problems import (
     GroupProblem,
@@ -29,6 +29,7 @@ from attncli.attention.streaming.heads import (
 )
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
 from attncli.cli.commands import EntropyOptions, PlotOptions
+from attncli.cli.opening import openings
 from attncli.cli.output import (
     end_with,
     fail_for,
@@ -39,7 +40,7 @@ from attncli.cli.output import (
 )
 from attncli.cli.terminal import progress
 from attncli.columns import Column
-from attncli.errors import AttncliError, UsageError
+from attncli.errors import AttncliError, UsageError, nearest
 from attncli.report import Format
 from attncli.report import entropy as report
 from attncli.report.printer import Printer
@@ -47,7 +48,7 @@ from attncli.report.printer import Printer
 Draw = Callable[[list[Record]], Iterator[RenderableType]]
 Measured = Iterator[tuple[ChosenHeads, HeadRows, HeadStatistics]]
 
-FAILURES = ("collapsed", "nan", "max-logit=X")
+FAILURES = ("collapsed", "nan", "max-logit=X", "entropy-bits=X", "effective-keys=X")
 NUMBERS = {column.key: column for column in analysis.NUMBERS_OF_HEADS}
 
 
@@ -91,13 +92,13 @@ def run(
     if output.plot is not None:
         measured = _drawn(measured, drawn, rows=options.histogram)
     limits = analysis.limits_of(thresholds, tokens=known)
-    style = report.Style(printer, output.digits, output.unit, limits)
+    style = report.Style(printer, output.digits, output.unit, limits, openings(made, output.unit))
     tokens = tokens_of(made)
     heads: list[Record] = []
     of_tokens = analysis.OF_TOKENS if known else ()
     columns, records, draw = _view(options, measured, heads, style, tokens, of_tokens)
     write_result(
-        output.format,
+        output,
         printer,
         command="entropy",
         columns=columns,
@@ -105,6 +106,7 @@ def run(
         inputs=inputs_record(made),
         params=params_record(made) | _params(options, limits),
         show=draw,
+        above=report.alone(style),
     )
     given = inputs, words, options, output
     write_picture(
@@ -194,15 +196,16 @@ def _check_options(options: EntropyOptions, words: AttentionWords, *, plot: bool
         if temperature <= 0:
             raise UsageError("--temperatures", f"expected numbers above 0, got {temperature}")
     if options.grid is not None and options.grid not in NUMBERS:
-        raise UsageError("--grid", f"expected one of {', '.join(NUMBERS)}, got {options.grid!r}")
+        problem = f"expected one of {', '.join(NUMBERS)}, got {options.grid!r}"
+        raise UsageError("--grid", problem, nearest(options.grid, NUMBERS))
 
 
 def _failures(given: list[str] | None) -> dict[str, float]:
-    """What to fail on: "collapsed" and "nan" with 0, "max-logit" with its limit."""
+    """What to fail on: "collapsed" and "nan" with 0, the others with their limits."""
     found: dict[str, float] = {}
     for text in several(given):
         name, _, limit = text.partition("=")
-        if name == "max-logit" and limit:
+        if limit and f"{name}=X" in FAILURES:
             found[name] = (floats("--fail-on", [limit]) or (0.0,))[0]
         elif text in ("collapsed", "nan"):
             found[text] = 0.0
@@ -213,8 +216,8 @@ def _failures(given: list[str] | None) -> dict[str, float]:
 
 def _chosen(made: GroupProblem, options: EntropyOptions) -> Iterator[ChosenHeads]:
     """The chosen heads under every scale and temperature asked for, the problem's own first."""
-    batches = integers("--batch-index", options.batch_index)
-    heads = integers("--head-index", options.head_index)
+    batches = indices("--batch-index", options.batch_index)
+    heads = indices("--head-index", options.head_index)
     temperatures = floats("--temperatures", options.temperatures)
     place = GroupPlace(source=made.group.source_name, group=made.group.name)
     tokens = analysis.token_numbers(made.group.labels, made.problem)
@@ -350,7 +353,14 @@ def _judge(heads: Sequence[Record], failures: dict[str, float]) -> None:
         "max-logit": lambda record, limit: (
             record["max_logit"] is not None and record["max_logit"] > limit
         ),
+        "entropy-bits": partial(_is_below, "entropy_bits_mean"),
+        "effective-keys": partial(_is_below, "effective_keys_mean"),
     }
     for name, limit in failures.items():
         found = [record for record in heads if tests[name](record, limit)]
-        fail_for(f"{name}={limit:g}" if name == "max-logit" else name, found, heads)
+        fail_for(f"{name}={limit:g}" if f"{name}=X" in FAILURES else name, found, heads)
+
+
+def _is_below(key: str, record: Record, limit: float) -> bool:
+    """Whether a head has the number, and it is below a limit."""
+    return record[key] is not None and record[key] < limit

@@ -12,7 +12,8 @@ from rich.console import RenderableType
 from attncli.attention.stages import Stage, stages_of
 from attncli.attention.walkthrough import walk_through
 from attncli.cli.commands import ComputeOptions, OutputOptions
-from attncli.cli.stages import GroupStages, opening, view_of
+from attncli.cli.opening import opening
+from attncli.cli.stages import GroupStages, view_of
 from attncli.cli.terminal import turn_pages
 from attncli.columns import Column, columns_of, record_of
 from attncli.errors import UsageError
@@ -82,7 +83,7 @@ def _pages(
     asked: list[GroupStages], options: ComputeOptions, output: OutputOptions, printer: Printer
 ) -> Iterator[list[RenderableType]]:
     for one in asked:
-        lead: list[RenderableType] = [*opening(one, printer), ""]
+        lead: list[RenderableType] = [*opening(one.made), ""]
         for number, step in enumerate(steps_of(one, options, output), 1):
             title = walk_words(options.lang).text(f"name.{step.name}")
             page = [*lead, heading(f"{number}. {title}"), *_page(step, printer)]
@@ -127,7 +128,7 @@ def shapes_table(
     columns = [replace(each, heading=words.heading(each)) for each in columns_of(StepShape)]
     for one in asked:
         if len(asked) > 1:
-            yield from opening(one, printer)
+            yield from opening(one.made)
         yield record_table(columns, shape_records([one], options), printer, digits=0)
 
 

@@ -70,7 +70,7 @@ def run(options: InspectOptions, output: OutputOptions) -> None:
     printer.warn(warnings)
     leave_out(printer, faults)
     write_result(
-        output.format,
+        output,
         printer,
         command="inspect",
         columns=COLUMNS,

@@ -89,7 +89,7 @@ class Prepared:
             if (array := getattr(read.options, name)) is not None
         }
         write_result(
-            self.output.format,
+            self.output,
             self.printer,
             command=command,
             columns=columns,
@@ -293,7 +293,7 @@ def _list(kinds: Sequence[Prepared], faults: Sequence[AttncliError]) -> None:
     first.draw(lambda plots, title: plots.mask_picture(title, drawn))
     found = [{"groups": kind.inputs.names} | record for kind in kinds for record in _records(kind)]
     write_result(
-        first.output.format,
+        first.output,
         first.printer,
         command="mask",
         columns=(Column("groups", "groups", is_key=True), *columns_of(MaskRecord)),
@@ -386,17 +386,12 @@ def _records(prepared: Prepared) -> Iterator[Record]:
     too_many = cells > prepared.options.max_values
     if prepared.output.format is Format.JSON and not too_many:
         require_booleans(cells * len(prepared.judged.records))
-    step = max(1, analysis.BLOCK_CELLS // max(1, mask.sizes.k_len))
-    starts = range(0, mask.sizes.q_len, step)
     for counted in prepared.judged.records:
         record = record_of(counted)
         if prepared.output.format is Format.JSON and too_many:
             record |= {"values": None, "values_omitted": True}
         elif prepared.output.format is Format.JSON:
-            head = mask.head(counted.batch or 0, counted.head or 0)
-            record["values"] = [
-                row for start in starts for row in head.cells(slice(start, start + step))
-            ]
+            record["values"] = mask.head(counted.batch or 0, counted.head or 0).cells(slice(None))
         yield record
 
 

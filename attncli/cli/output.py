@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import fnmatch
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
 
-from attncli.analysis.options import defaults_of
-from attncli.cli.commands import OutputOptions, PlotOptions
+from attncli.analysis.options import defaults_of, several
+from attncli.cli.commands import OutputOptions, PlotOptions, PrintOptions
 from attncli.cli.failures import tell
 from attncli.columns import Column
 from attncli.errors import (
     AttncliError,
     CheckFailedError,
     LeftOutError,
+    UsageError,
+    nearest,
     on_command_line,
     option_words,
 )
@@ -23,12 +27,13 @@ from attncli.files.target import require_target
 from attncli.report import Format
 from attncli.report.drawing import pictures, require_picture
 from attncli.report.printer import Printer, csv_lines, document, ndjson
+from attncli.report.table import record_table
 
 Record = dict[str, Any]
 
 
 # How results are printed decides nothing about them.
-PRINTING = {"format", "output", "digits", "unit", "color", "quiet", "plot"}
+PRINTING = {"format", "columns", "output", "digits", "unit", "color", "quiet", "plot"}
 _NOT_DRAWN = ("save", "save_as", "save_dtype", "fail_on")
 
 
@@ -95,7 +100,7 @@ def command_words(command: str, given: Sequence[Any], changes: Mapping[str, Any]
 
 
 def write_result(
-    form: Format,
+    output: PrintOptions,
     printer: Printer,
     *,
     command: str,
@@ -105,11 +110,12 @@ def write_result(
     params: dict[str, Any],
     show: Callable[[list[Record]], Iterable[RenderableType]],
     wrap: Callable[[list[Record]], Any] = list,
+    above: Iterable[RenderableType] = (),
 ) -> None:
     """Print records in the format asked for.
 
     Args:
-        form: what to print.
+        output: what to print of it.
         printer: where to.
         command: the subcommand, which names the schema.
         columns: the keys of every record, in order.
@@ -118,16 +124,27 @@ def write_result(
         params: what `params` says.
         show: draws the gathered records as tables.
         wrap: makes `data` of the JSON document of the gathered records.
+        above: what stands above a table of columns that were chosen.
+
+    Raises:
+        UsageError: a column that records do not have.
     """
-    if form is Format.NDJSON:
+    form, chosen = output.format, _chosen(output.columns, columns)
+    keys = [column.key for column in chosen]
+    if form is Format.NDJSON and output.columns is not None:
+        printer.write(ndjson({key: record[key] for key in keys} for record in records))
+    elif form is Format.NDJSON:
         printer.write(ndjson(records))
     elif form is Format.CSV:
-        printer.write(csv_lines([column.key for column in columns], records))
+        printer.write(csv_lines(keys, records))
     elif form is Format.JSON:
         data = wrap(list(records))
         printer.write(
             document(command, inputs=inputs, params=params, warnings=printer.warned, data=data)
         )
+    elif output.columns is not None:
+        named = [replace(one, heading=one.heading or one.key) for one in chosen]
+        printer.show(*above, record_table(named, list(records), printer, digits=output.digits))
     else:
         printer.show(*show(list(records)))
 
@@ -147,6 +164,23 @@ def end_with(faults: Sequence[AttncliError]) -> None:
     """
     if faults:
         raise LeftOutError("FILE", f"expected all of them to be whole, got {len(faults)} left out")
+
+
+def _chosen(wanted: list[str] | None, columns: Sequence[Column]) -> Sequence[Column]:
+    """The columns that names and patterns choose, in their order; all where none is given."""
+    if wanted is None:
+        return columns
+    keys = {column.key: column for column in columns}
+    found: dict[str, Column] = {}
+    for name in several(wanted):
+        fitting = fnmatch.filter(keys, name)
+        if not fitting:
+            known = ", ".join(keys)
+            raise UsageError(
+                "--columns", f"expected some of {known}, got {name!r}", nearest(name, keys)
+            )
+        found |= {key: keys[key] for key in fitting}
+    return list(found.values())
 
 
 def fail_for(what: str, found: Sequence[Record], among: Sequence[Record]) -> None:

@@ -16,7 +16,7 @@ from attncli.analysis.entropy import (
     thresholds_typed,
     token_numbers,
 )
-from attncli.analysis.options import AttentionWords, InputOptions, integers
+from attncli.analysis.options import AttentionWords, InputOptions, indices
 from attncli.analysis.problems import GroupProblem, labelled, load_problems
 from attncli.analysis.report import (
     ReportedHeads,
@@ -100,8 +100,8 @@ def _bytes(text: str) -> int:
 
 def _chosen(made: GroupProblem, options: ReportOptions) -> Iterator[ChosenHeads]:
     """The chosen heads of a group, a batch at a time."""
-    batches = integers("--batch-index", options.batch_index) or (0,)
-    heads = integers("--head-index", options.head_index)
+    batches = indices("--batch-index", options.batch_index) or (0,)
+    heads = indices("--head-index", options.head_index)
     place = GroupPlace(source=made.group.source_name, group=made.group.name)
     selection = select(made.problem, batches, heads)
     tokens = token_numbers(made.group.labels, made.problem)

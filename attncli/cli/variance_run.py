@@ -85,7 +85,7 @@ def _run_experiment(
     total = 0 if silent else sum(spec.numbers for spec in specs)
     with progress(printer, total, "drawing") as tell:
         write_result(
-            output.format,
+            output,
             printer,
             command="variance",
             columns=analysis.EXPERIMENT,
@@ -114,7 +114,7 @@ def _run_logits(
     widths = int_ranges("«dk»", options.dk) or (DEFAULT_DK,)
     temperatures = _temperatures(options, words) or ()
     write_result(
-        output.format,
+        output,
         printer,
         command="variance-logits",
         columns=analysis.LOGITS,

@@ -6,13 +6,15 @@ own: `blocks.3.attn.hook_q`, `self_attn.q_proj`, `layer3_query_states`, `xq`.
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
 import math
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attncli.errors import DataError, UsageError
+from attncli.errors import DataError, UsageError, nearest
 from attncli.files.reader import open_file
 from attncli.files.tensor import StoredTensor, TensorFile
 from attncli.files.text import listed, place, shown
@@ -52,12 +54,20 @@ def groups_of(file: TensorFile, asked: Sequence[str] = ()) -> dict[str, Group]:
     return {name: {"q": of["q"], "k": of["k"], "v": of.get("v")} for name, of in chosen}
 
 
-def names_asked(asked: Iterable[str], there: Container[str]) -> list[str]:
-    """Names of groups in the order asked for; what names none is split at its commas."""
+def names_asked(asked: Iterable[str], there: Collection[str]) -> list[str]:
+    """Names of groups in the order asked for.
+
+    What names none is split at its commas, and a part that names none is a pattern of names, such
+    as layers.*, or stays as it is.
+    """
     split = (
         [text] if text in there else filter(None, map(str.strip, text.split(","))) for text in asked
     )
-    return [name for names in split for name in names]
+    found: dict[str, None] = {}
+    for name in itertools.chain.from_iterable(split):
+        alike = [] if name in there else [one for one in there if fnmatch.fnmatchcase(one, name)]
+        found |= dict.fromkeys(alike or [name])
+    return list(found)
 
 
 def is_spread(file: TensorFile) -> bool:
@@ -147,7 +157,7 @@ def _require(file: TensorFile, found: dict[str, dict[str, str]], name: str) -> N
     where = place(file.source)
     if name not in found:
         asked, groups = shown(name, 80) or '""', listed(group or '""' for group in found)
-        raise DataError(where, f"expected a group {asked}, got {groups}")
+        raise DataError(where, f"expected a group {asked}, got {groups}", nearest(name, found))
     missing = _missing(found[name])
     if missing:
         present = listed(found[name].values())
@@ -212,12 +222,13 @@ def _exists(name: str) -> bool:
         return False
 
 
-def read_one(spec: str, option: str) -> tuple[StoredTensor, list[str]]:
+def read_one(spec: str, option: str, role: str | None = None) -> tuple[StoredTensor, list[str]]:
     """Read the tensor that `FILE` or `FILE::NAME` stands for, with the file's warnings.
 
     Args:
         spec: what the user gave; "-" reads standard input.
         option: the option it was given to, for messages.
+        role: what the tensor is, whose name it may have among several; None for the option's.
 
     Raises:
         UsageError: the file holds several tensors and no NAME says which.
@@ -225,6 +236,10 @@ def read_one(spec: str, option: str) -> tuple[StoredTensor, list[str]]:
     """
     source, name = split_name(spec)
     file = open_file(source)
+    wanted = role or option.strip("«»-").replace("-", "_").removeprefix("actual_")
+    meant = [header.name for header in file.headers if header.name == wanted]
+    if name is None and len(meant) == 1:
+        name = wanted
     if name is None and len(file.headers) > 1:
         present = listed(header.name for header in file.headers)
         problem = f"expected one tensor, got a file of {len(file.headers):,}: {present}"

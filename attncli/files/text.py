@@ -35,6 +35,15 @@ def listed(names: Iterable[str | None], limit: int = 8) -> str:
     return ", ".join(known[:limit]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
+def count_text(count: float) -> str:
+    """Return a number of things for people, in a decimal unit where it is large."""
+    units = ("", " k", " M", " G", " T", " P", " E")
+    at = 0
+    while count >= 999.5 and at + 1 < len(units):
+        count, at = count / 1000, at + 1
+    return f"{count:.3g}{units[at]}"
+
+
 def size_text(size: int) -> str:
     """Return a number of bytes for people, in a decimal unit."""
     return decimal(size)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
 
 from attncli.columns import Column
 from attncli.errors import printable
-from attncli.report.entropy import Style, head_name, heads_picture
+from attncli.report.entropy import Style, alone, head_name, heads_picture
 from attncli.report.printer import heading
 from attncli.report.table import record_table
 
@@ -27,6 +28,7 @@ def record_tables(
     if not records:
         yield "no heads"
         return
+    yield from alone(style)
     yield from _one_change(records)
     said = [each for each in columns if style.shows(each, records) and _tells(each, records)]
     if "label_a" not in records[0]:
@@ -51,6 +53,8 @@ def heads_pictures(
     records: Sequence[Record], column: Column, style: Style
 ) -> Iterator[RenderableType]:
     """A picture of all heads for each what-if."""
+    yield from alone(style)
+    style = replace(style, openings={})
     for what_if in dict.fromkeys(record["what_if"] for record in records):
         of_change = [record for record in records if record["what_if"] == what_if]
         yield from _one_change(of_change)
@@ -66,7 +70,7 @@ def worst_tables(records: Sequence[Record], style: Style) -> Iterator[Renderable
     columns = [Column(key, headings.get(key, key), is_key=key == "key") for key in shown]
     for what_if in dict.fromkeys(record["what_if"] for record in records):
         lines = [record for record in records if record["what_if"] == what_if]
-        place = f"{printable(lines[0]['group'])} head {head_name(lines[0])}".strip()
+        place = f"{printable(lines[0]['group'])} {head_name(lines[0])}".strip()
         told = [] if what_if is None else [what_if]
         yield heading(", ".join([*told, place, f"query {lines[0]['query']}"]))
         yield record_table(columns, lines, style.printer, digits=style.digits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from rich.console import RenderableType
@@ -56,6 +56,8 @@ class Style:
     digits: int  # decimals
     unit: Unit  # of entropy
     limits: Mapping[str, float]  # the threshold of each label
+    # For each source and group what its numbers are of, in lines above its table.
+    openings: Mapping[tuple[str, str], Sequence[RenderableType]] = field(default_factory=dict)
 
     def number(self, value: float | None) -> str:
         """A number of a table."""
@@ -67,7 +69,9 @@ class Style:
 
     def shows(self, column: Column, records: Sequence[Record]) -> bool:
         """Whether a column says anything: not in the other unit, and not 0 or "no" everywhere."""
-        if column.heading is None or column.unit not in ("", str(self.unit)):
+        if column.heading is None or column.is_extra:
+            return False
+        if column.unit not in ("", str(self.unit)):
             return False
         values = [record[column.key] for record in records]
         if column.is_key and column.key not in ("query", "key"):
@@ -80,10 +84,10 @@ def head_tables(
 ) -> Iterator[RenderableType]:
     """A table for each group, a line a head; estimates stand beside how far they may be off."""
     sampled = any(column.key == "sampled_queries" for column in columns)
-    for named, of_group in by_group(records):
-        if named:
-            yield heading(named)
-        yield table(_head_columns(of_group, columns, style, sampled), style.printer)
+    labels = [_label(record, style) for record in records]
+    for opened, of_group in _openings(records, style):
+        yield from opened
+        yield table(_head_columns(of_group, columns, style, sampled, labels), style.printer)
         yield ""
     if sampled:
         yield style.note(
@@ -97,9 +101,8 @@ def head_tables(
 
 def variant_tables(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
     """Scales or temperatures side by side, a line a head."""
-    for named, of_group in by_group(records):
-        if named:
-            yield heading(named)
+    for opened, of_group in _openings(records, style):
+        yield from opened
         yield table(_variant_columns(of_group, style), style.printer)
         yield ""
     yield style.note(
@@ -113,6 +116,7 @@ def group_table(
 ) -> Iterator[RenderableType]:
     """One line a group, means over its heads."""
     said = [column for column in columns if style.shows(column, records)]
+    yield from alone(style)
     yield record_table(said, records, style.printer, digits=style.digits)
 
 
@@ -123,6 +127,7 @@ def long_table(
     if not records:
         yield "no records"
         return
+    yield from alone(style)
     limit = TERMINAL_RECORDS if style.printer.on_terminal else len(records)
     lines = [record | _tokens_of(record, tokens) for record in records[:limit]]
     said: list[Column] = []
@@ -148,14 +153,17 @@ def heads_picture(
     Values stand in the picture where they fit the width, otherwise one mark each.
     """
     unit = f" ({column.unit})" if column.unit else ""
+    yield from alone(style)
     yield heading(f"{column.heading or column.key}{unit}: heads across")
     lines = head_lines(records, column)
     if not lines:
         yield "no heads"
         return
     known = [value for _, values in lines for value in values.values() if _is_finite(value)]
-    among = ValueRange(min(known, default=0.0), max(known, default=0.0), style.printer)
-    span = f"from {style.number(among.low)} to {style.number(among.high)}"
+    # From 0, where no number is below it: small differences of large numbers look small.
+    among = ValueRange(min([*known, 0.0]), max([*known, 0.0]), style.printer)
+    ends = [style.number(end) for end in (min(known, default=0.0), max(known, default=0.0))]
+    span = f"from {ends[0]} to {ends[1]}" if ends[0] != ends[1] else f"{ends[0]} everywhere"
     width = min(style.printer.width, PICTURE_WIDTH)
     whole = _values(lines, among, style)
     if sum(column.width + GAP for column in whole) - GAP <= width:
@@ -163,7 +171,8 @@ def heads_picture(
         yield span
         return
     yield from _marks(lines, among, width)
-    yield f"{span}, {among.mark(among.low)} to {among.mark(among.high)}; {MISSING} for none"
+    marks = f"{among.mark(among.low)} at {among.low:.4g} to {among.mark(among.high)}"
+    yield f"{span}; {marks} at {among.high:.4g}; {MISSING} for none"
 
 
 def histogram(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
@@ -171,8 +180,9 @@ def histogram(records: Sequence[Record], style: Style) -> Iterator[RenderableTyp
     if not records:
         yield "no rows"
         return
+    yield from alone(style)
     first, unit = records[0], str(style.unit)
-    place = f"{shown(first['group'])} head {head_name(first)}".strip()
+    place = f"{shown(first['group'])} {head_name(first)}".strip()
     yield heading(f"row entropies of {place} ({unit})")
     found = [record[f"entropy_{unit}"] for record in records]
     entropies = [value for value in found if _is_finite(value)]
@@ -197,26 +207,63 @@ def common_labels(records: Sequence[Record], tokens: Tokens) -> Sequence[str] | 
     return found.pop() or None if len(found) == 1 else None
 
 
-def by_group(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
-    """Records of each group, under a name that leaves out a source that all share."""
+def _by_place(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
+    """Records of each source and group."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record["source"], record["group"]), []).append(record)
+    return groups
+
+
+def _openings(
+    records: Sequence[Record], style: Style
+) -> Iterator[tuple[Sequence[RenderableType], list[Record]]]:
+    """Records of each group, and what stands above them."""
+    for place, found in _by_place(records).items():
+        name = " ".join(filter(None, place))
+        yield style.openings.get(place, [heading(shown(name))] if name else []), found
+
+
+def alone(style: Style) -> Iterator[RenderableType]:
+    """What stands above the table of a single group."""
+    if len(style.openings) == 1:
+        yield from next(iter(style.openings.values()))
+
+
+def by_group(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
+    """Records of each group, under a name that leaves out a source that all share."""
+    groups = _by_place(records)
     sources = {source for source, _ in groups}
     for (source, group), found in groups.items():
         yield shown(group if len(sources) == 1 else f"{source} {group}".strip()), found
 
 
 def head_name(record: Record) -> str:
-    """The number of a head, with its batch before it where that is not the first."""
-    return f"{record['batch']}.{record['head']}" if record["batch"] else str(record["head"])
+    """Which head, with its batch before it where that is not the first."""
+    batch = f"batch {record['batch']}, " if record["batch"] else ""
+    return f"{batch}head {record['head']}"
+
+
+def _place_columns(records: Sequence[Record]) -> Iterator[TableColumn]:
+    """Batches, where there are several, and heads."""
+    if any(record["batch"] for record in records):
+        yield TableColumn("batch", [str(record["batch"]) for record in records], is_key=True)
+    yield TableColumn("head", [str(record["head"]) for record in records], is_key=True)
 
 
 def _head_columns(
-    records: Sequence[Record], columns: Sequence[Column], style: Style, sampled: bool
+    records: Sequence[Record],
+    columns: Sequence[Column],
+    style: Style,
+    sampled: bool,
+    labels: Sequence[Text],
 ) -> Iterator[TableColumn]:
-    yield TableColumn("head", [head_name(record) for record in records], is_key=True)
-    yield TableColumn("label", [_label(record) for record in records], is_text=True)
+    """Columns of a group; those of all groups are as wide, so that tables fold alike."""
+    yield from _place_columns(records)
+    own = [_label(record, style) for record in records]
+    for text in own:
+        text.pad_right(max(map(len, labels)) - len(text))
+    yield TableColumn("label", own, is_text=True)
     for column in columns:
         told = any(record[column.key] is not None for record in records)
         if column.is_key or column.key == "label" or not told or not style.shows(column, records):
@@ -245,7 +292,7 @@ def _variant_columns(records: Sequence[Record], style: Style) -> Iterator[TableC
         by_head.setdefault((record["batch"], record["head"]), []).append(record)
     heads = list(by_head.values())
     variants = [_variant_of(together) for together in zip(*heads, strict=True)]
-    yield TableColumn("head", [head_name(head[0]) for head in heads], is_key=True)
+    yield from _place_columns([head[0] for head in heads])
     for name, key in (("entropy", f"entropy_{style.unit}_mean"), ("weight", "max_weight_mean")):
         for place, variant in enumerate(variants):
             cells = [style.number(head[place][key]) for head in heads]
@@ -271,13 +318,16 @@ def _variant(variant: Variant, among: Sequence[Variant]) -> str:
     return " ".join(words + ([f"temperature {variant[1]:.6g}"] if temperatures else []))
 
 
-def _label(record: Record) -> Text:
-    """The label and its score; of a mixed head, faintly, what it is nearest to."""
-    if record["label"] is None:
-        return Text(MISSING)
-    score, nearest = record["label_score"], record["nearest_label"]
-    told = Text(str(record["label"]) + ("" if score is None else f" {score:.2f}"))
-    return told if nearest is None else told.append(f" ({nearest})", "dim")
+def _label(record: Record, style: Style) -> Text:
+    """The label and its score; of a mixed head, faintly, the nearest label and its score."""
+    label, score, nearest = (record[key] for key in ("label", "label_score", "nearest_label"))
+    if label is None or score is None:
+        return Text(str(label or MISSING))
+    if nearest is None:
+        bad = "red" if label == "collapsed" and style.printer.colored else ""
+        return Text(f"{label} {score:.2f}", bad)
+    own = (1 - score) * style.limits[nearest]  # a mixed head's score is how far away this is
+    return Text(f"{label} ").append(f"({nearest} {own:.2f})", "dim")
 
 
 def _head_notes(records: Sequence[Record], style: Style) -> Iterator[RenderableType]:
@@ -293,7 +343,10 @@ def _head_notes(records: Sequence[Record], style: Style) -> Iterator[RenderableT
         for name, value in style.limits.items()
         if name.replace("-", "_") not in unused
     )
-    yield style.note(f"labels: {limits}, otherwise mixed; --label-limit NAME=X adjusts them")
+    yield style.note(
+        f"labels: {limits}, otherwise mixed, with what is nearest; --label-limit NAME=X adjusts "
+        "them, --columns shows other columns"
+    )
 
 
 def _tokens_of(record: Record, tokens: Tokens) -> Record:
@@ -403,8 +456,9 @@ def _ruler(heads: Sequence[int]) -> str:
 
 def _bars(entropies: Sequence[float], style: Style) -> RenderableType:
     low, high = min(entropies), max(entropies)
-    # Rows that differ by rounding alone are one bar, not twenty.
-    bins = BINS if high - low > 1e-9 * max(1.0, high) else 1
+    # Rows that differ by rounding alone are one bar, and few rows are few bars.
+    bins = min(BINS, math.ceil(math.sqrt(len(entropies))))
+    bins = bins if high - low > 1e-9 * max(1.0, high) else 1
     counts = [0] * bins
     width = (high - low) / bins
     for value in entropies:

@@ -184,7 +184,9 @@ def _inputs(facts: Facts) -> Step:
     return Step(
         "projection",
         how,
-        t("projection.shape", shapes=shapes, batch=sizes.batch, heads=sizes.heads),
+        t("projection.shape", shapes=shapes, batch=sizes.batch, heads=sizes.heads)
+        if sizes.batch * sizes.heads > 1
+        else shapes,
         t("projection.purpose"),
         (t("projection.variance", q=q_variance, k=k_variance),),
     )

@@ -27,6 +27,7 @@ from attncli.errors import options_text
 from attncli.files.text import shown
 from attncli.report.printer import Printer, heading, paragraph
 from attncli.report.table import (
+    PLAIN_SHADES,
     SHADES,
     TableColumn,
     decimals,
@@ -213,7 +214,8 @@ def _named(records: Sequence[Record]) -> Iterator[str]:
                 more = ", …" if record[what] > len(first) else ""
                 listed = ", ".join(map(str, first))
                 where = place(record["batch"], record["head"])
-                yield f"{what.replace('_', ' ')}{where}: {listed}{more}"
+                named = "queries that see no key" if what == "empty_rows" else "keys nobody sees"
+                yield f"{named}{where}: {listed}{more}"
 
 
 def _bias_lines(mask: Mask, printer: Printer, digits: int) -> Iterator[RenderableType]:
@@ -272,7 +274,7 @@ def picture(
     lead = max(map(len, names), default=0)
     # Characters are twice as high as wide: two for a cell make a square, where they fit.
     room = min(MOST_COLUMNS, printer.width - LABEL_WIDTH - 4)
-    sizes = counts.sizes
+    sizes, signs = counts.sizes, printer.sign(SHADES, PLAIN_SHADES)
     wide = 2 if sizes.max() == 1 and 2 * counts.counts.shape[1] <= room else 1
     yield Text(" " * (lead + 1) + positions_above(counts.key_edges[:-1].tolist(), wide, 5), "dim")
     filled = np.minimum(2, 3 * counts.counts // np.maximum(1, sizes)) + 1
@@ -280,13 +282,13 @@ def picture(
     for name, marks in zip(names, filled.tolist(), strict=True):
         line = [(f"{name:>{lead}} ", "dim")]
         for is_some, run in groupby(marks, key=bool):
-            shades = (SHADES[mark] * wide if is_some else f"{SHADES[0]:<{wide}}" for mark in run)
+            shades = (signs[mark] * wide if is_some else f"{signs[0]:<{wide}}" for mark in run)
             line.append(("".join(shades), "rgb(46,134,222)" if is_some else "dim"))
         yield Text.assemble(*line[:-1], (line[-1][0].rstrip(), line[-1][1]))
     if sizes.max() > 1:
         yield (
             f"{'':>{lead}} each character stands for up to {sizes.max()} cells: "
-            f"{SHADES[0]} none visible, {SHADES[1]}{SHADES[2]}{SHADES[3]} some, {SHADES[4]} all"
+            f"{signs[0]} none visible, {signs[1:4]} some, {signs[4]} all"
         )
 
 

@@ -30,22 +30,12 @@ from attncli import __version__
 from attncli.errors import on_command_line, printable
 from attncli.files.target import once_there
 from attncli.files.writer import write_text
-from attncli.report import Color
+from attncli.report import FALLBACKS, Color
 
 # Off a terminal nothing is cut: wider than any table, and higher, since rich wants both.
 UNLIMITED = 1_000_000
 PROSE_WIDTH = 88
 INDENT = 3  # of prose
-
-# What stands in for a character that the output's encoding lacks.
-FALLBACKS = str.maketrans(
-    {"√": "sqrt ", "ᵀ": "^T", "·": "*", "…": "...", "–": "-", "−": "-", "Σ": "sum ", "×": "x"}
-    | {"≤": "<=", "≥": ">=", "→": "->", "²": "^2", "ₖ": "_k", "ₕ": "_h", "∞": "inf", "τ": "T"}
-    | {"≈": "~", "█": "#", "▓": "#", "▒": "+", "░": ".", "½": "1/2", "ᵢ": "_i", "ⱼ": "_j"}
-    | {"⁴": "^4", "ρ": "rho", "κ": "kappa"}
-    | {"≠": "!=", "σ": "sigma", "μ": "mu", "⌊": "[", "⌋": "]", "▀": "^", "▄": "_", "∈": "in"}
-    | {"±": "+-", "─": "-", "′": "'", "←": "<-"}
-)
 
 
 class Preformatted(str):
@@ -275,10 +265,8 @@ def strict(value: Any) -> Any:
         return {key: strict(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [strict(part) for part in value]
-    if isinstance(value, np.ndarray) and value.ndim > 1:
-        return [strict(part) for part in value]  # row by row, so that Ctrl-C is heard in between
     if isinstance(value, np.ndarray):
-        return value.tolist() if value.dtype.kind in "biu" else strict(value.tolist())
+        return strict(value.tolist())
     return value
 
 

@@ -21,9 +21,15 @@ from rich.table import Table
 from rich.text import Text
 
 from attncli.attention.problem import Cost, Problem
-from attncli.attention.stages import Block, Selection, Stage, StageResult, StageStatistics
+from attncli.attention.stages import (
+    Block,
+    Selection,
+    Stage,
+    StageResult,
+    StageStatistics,
+)
 from attncli.columns import Column, columns_of
-from attncli.files.text import shown, size_text
+from attncli.files.text import count_text, shown, size_text
 from attncli.report import ColourScale, Unit
 from attncli.report.explanation import formula
 from attncli.report.palette import Colours
@@ -142,6 +148,12 @@ DIM = Style(dim=True)
 TERMINAL_ROWS = 16
 TERMINAL_MATRICES = 4
 
+# Of a matrix too large to show: rows from both ends, and how wide they are anywhere.
+CORNER_ROWS = 12
+CORNER_WIDTH = 100
+
+COLUMNS_ADVICE = "--columns, --format csv, or a wider terminal"
+
 # What a terminal shows of a token above its column; wider cells leave room for more.
 LABEL_WIDTH = 6
 # Rich holds half a kilobyte a cell until it has drawn a table: long ones are drawn in stretches.
@@ -154,6 +166,7 @@ class StageView:
 
     problem: Problem  # what was computed
     selection: Selection  # for which batches, heads and rows
+    keys: Sequence[int]  # which of them to show
     # A token per position, one row of them for all batches or one per batch; None for none.
     labels: Sequence[Sequence[str]] | None
     printer: Printer  # whose width, colour and terminal decide what is cut
@@ -187,14 +200,17 @@ class StageView:
 
 
 def problem_line(problem: Problem, source: str | None) -> str:
-    """One line that says what is computed: sizes, scale, arithmetic."""
+    """One line that says what is computed: sizes, scale, what is hidden, arithmetic."""
     sizes = problem.sizes
     parts = [] if source is None else [source]
     parts.append(f"B={sizes.batch} H={sizes.heads} S_q={sizes.q_len} S_k={sizes.k_len}")
     if problem.kv_heads != sizes.heads:
         parts[-1] += f" H_kv={problem.kv_heads}"
-    parts[-1] += f" d_k={problem.dk}" + ("" if problem.dv is None else f" d_v={problem.dv}")
-    parts.append(f"scale {scale_text(problem.scale)}")
+    if problem.given is None:
+        parts[-1] += f" d_k={problem.dk}" + ("" if problem.dv is None else f" d_v={problem.dv}")
+        parts.append(f"scale {scale_text(problem.scale)}")
+    if not (problem.mask.hides or problem.mask.has_bias):
+        parts.append("no mask")
     dtype = str(problem.dtype).removeprefix("torch.")
     parts.append(f"computed in {dtype} on {problem.device}")
     return " · ".join(parts)
@@ -203,38 +219,79 @@ def problem_line(problem: Problem, source: str | None) -> str:
 def cost_line(cost: Cost) -> str:
     """What this costs, and what n×n would."""
     operations = cost.scores_operations + cost.output_operations
+    visible = cost.visible_operations
+    seen = "" if visible == operations else f", {count_text(visible)} of them for visible pairs"
     return (
-        f"cost: {operations:.3g} operations (scores 2·S_q·S_k·d_k, output 2·S_q·S_k·d_v), "
-        f"{cost.visible_operations:.3g} for visible pairs; "
-        f"S_q×S_k matrices of all heads: {size_text(cost.matrix_bytes)}, "
+        f"cost: {count_text(operations)} operations (scores 2·S_q·S_k·d_k, output "
+        f"2·S_q·S_k·d_v){seen}; S_q×S_k matrices of all heads: {size_text(cost.matrix_bytes)}, "
         f"streamed: {size_text(cost.streamed_bytes)}"
     )
 
 
-def stage_tables(result: StageResult, view: StageView) -> Iterator[RenderableType]:
-    """The matrices of one stage under its formula, or a line that says where its values are."""
-    title = formula(view.problem, result.stage)
-    if result.stage is Stage.MASKED:
-        hidden = result.statistics.n_masked
-        hides = "−∞ where the query may not see the key" if hidden else "nothing hidden"
-        title += f", {hides}"
-    yield heading(f"{title}   {result.shape}")
-    if result.values is None:
-        yield "  not shown" if 0 not in result.shape else "  no cells"
-        yield ""
-        return
+def stage_tables(
+    result: StageResult, view: StageView, *, repeats: bool = False
+) -> Iterator[RenderableType]:
+    """The matrices of one stage under its formula.
+
+    Args:
+        result: the stage, with its values where it has cells.
+        view: how to draw it.
+        repeats: whether its numbers are those of the stage before, and need not come again.
+    """
+    yield _title(result, view)
+    if 0 in result.shape:
+        yield "  no cells"
     batches, heads = result.shape[:2]
     matrices = [(batch, head) for batch in range(batches) for head in range(heads)]
+    matrices = [] if repeats or 0 in result.shape else matrices
     limit = TERMINAL_MATRICES if view.printer.on_terminal else len(matrices)
     for batch, head in matrices[:limit]:
-        if len(matrices) > 1:
-            yield f"  {_place(result, batch, head, view)}"
+        yield from _place_line(result, batch, head, view)
         yield from _matrix(result, batch, head, view)
     if limit < len(matrices):
         gap = view.printer.sign(GAP, "...")
         left = len(matrices) - limit
         yield f"  {gap} {left} of {len(matrices)} heads not shown: --head-index, --batch-index"
     yield ""
+
+
+def corner_tables(
+    whole: StageResult, corner: StageResult, view: StageView
+) -> Iterator[RenderableType]:
+    """The first and last rows and columns of the first matrix of a stage too large to show.
+
+    Args:
+        whole: the stage.
+        corner: the same of the rows at both ends, which `view` has for its selection.
+        view: how to draw it.
+    """
+    yield _title(whole, view)
+    yield from _place_line(corner, 0, 0, view)
+    rows = corner.shape[2]
+    shown: list[int | None] = _ends(rows, CORNER_ROWS + 1)
+    if rows < whole.shape[2]:
+        shown.insert(rows - CORNER_ROWS // 3, None)
+    matrix = _Matrix.of(corner, 0, 0, view)
+    room = min(view.printer.width, CORNER_WIDTH)
+    widths = matrix.fitting([row for row in shown if row is not None], room)
+    yield matrix.drawn(shown, widths, with_names=True)
+    yield ""
+
+
+def _title(result: StageResult, view: StageView) -> RenderableType:
+    title = formula(view.problem, result.stage)
+    if result.stage is Stage.MASKED:
+        hides = f"−∞ ({MASKED}) where the query may not see the key"
+        title += f", {hides}" if result.statistics.n_masked else ", nothing hidden"
+    return heading(f"{title}   {result.shape}")
+
+
+def _place_line(
+    result: StageResult, batch: int, head: int, view: StageView
+) -> Iterator[RenderableType]:
+    """Which matrix it is, where the problem has several."""
+    if view.problem.sizes.batch * view.problem.sizes.heads > 1:
+        yield f"  {_place(result, batch, head, view)}"
 
 
 def summary_table(results: Sequence[StageResult], printer: Printer, digits: int) -> RenderableType:
@@ -272,15 +329,14 @@ def _matrix(
 ) -> Iterator[RenderableType]:
     """One head's matrix, of which a terminal shows the rows and columns at the ends."""
     matrix = _Matrix.of(result, batch, head, view)
-    rows, columns = result.shape[2:]
+    rows = result.shape[2]
     shown_rows = _ends(rows, TERMINAL_ROWS if view.printer.on_terminal else rows)
     widths = matrix.fitting([row for row in shown_rows if row is not None], view.printer.width)
     step = max(1, CELLS_AT_ONCE // max(1, len(widths)))
     for start in range(0, max(1, len(shown_rows)), step):
         yield matrix.drawn(shown_rows[start : start + step], widths, with_names=start == 0)
     yield from _cut_note(rows, shown_rows, "rows", "--rows, or --format csv", view)
-    advice = "--format csv, or a wider terminal"
-    yield from _cut_note(columns, list(widths), "columns", advice, view)
+    yield from _cut_note(len(matrix.positions), list(widths), "columns", COLUMNS_ADVICE, view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +349,7 @@ class _Matrix:
     values: list[list[float]]  # (rows, columns)
     visible: list[list[bool]] | None  # bool (rows, columns); None where every cell counts
     real: list[bool]  # bool (rows,), False for padding, which has no values
-    # A heading and a text a row for a last column; None for none.
-    entropies: tuple[str, Sequence[str]] | None
+    beside: Sequence[tuple[str, Sequence[str]]]  # a heading and a text a row for last columns
     stage: Stage
     view: StageView
     masked_sign: str  # what stands for a masked cell
@@ -310,21 +365,26 @@ class _Matrix:
             names = view.names(batch, range(sizes.k_len), sizes.k_len)
         else:
             names = view.names(batch, view.selection.rows, sizes.q_len)
+        chosen, tokens = list(range(columns)), None
+        if result.stage.over_keys:
+            chosen, tokens = list(view.keys), view.tokens(batch, sizes.k_len)
+        values, colours = result.values[batch, head], _colours(result, batch, head, view)
+        visible = None if result.visible is None else result.visible[batch, head]
         return cls(
             [
                 name if there else f"{name} (padding)"
                 for name, there in zip(names, real, strict=True)
             ],
-            [str(column) for column in range(columns)],
-            view.tokens(batch, sizes.k_len) if result.stage.over_keys else None,
-            result.values[batch, head].tolist(),
-            None if result.visible is None else result.visible[batch, head].tolist(),
+            list(map(str, chosen)),
+            None if tokens is None else [tokens[key] for key in chosen],
+            values[:, chosen].tolist(),
+            None if visible is None else visible[:, chosen].tolist(),
             real,
-            _entropies(batch, head, view) if result.stage is Stage.WEIGHTS else None,
+            list(_beside(result, batch, head, view)),
             result.stage,
             view,
             view.printer.sign(MASKED, "."),
-            _colours(result, batch, head, view),
+            None if colours is None else colours[:, chosen],
         )
 
     def text(self, row: int, column: int) -> str:
@@ -353,7 +413,7 @@ class _Matrix:
         """
         count = len(self.positions)
         room -= 3 + max((text_width(self.row_names[row]) for row in rows), default=1)
-        room -= 0 if self.entropies is None else len(self.entropies[0]) + 2
+        room -= sum(_wide(*each) + 2 for each in self.beside)
         if room >= 1 + count * 2:  # else not even single digits fit
             widths: dict[int | None, int] = {c: self._width(rows, c) for c in range(count)}
             if sum(widths.values()) + count <= room + 1:
@@ -409,9 +469,8 @@ class _Matrix:
                     style = self.style(row, column) if colored else None
                 segments.append(Segment(f"{text:>{width + 1}}\n", style))
             stacked.append(Segments(segments))
-        if self.entropies is not None:
-            title, values = self.entropies
-            drawing.add_column(Text(title, dim), justify="right", width=len(title) + 2)
+        for title, values in self.beside:
+            drawing.add_column(Text(title, dim), justify="right", width=_wide(title, values) + 2)
             stacked.append(Text("\n".join(gap if row is None else values[row] for row in rows)))
         if rows:
             drawing.add_row(*stacked)
@@ -430,16 +489,30 @@ def _colours(result: StageResult, batch: int, head: int, view: StageView) -> Col
     return shading.colours(values, ~visible, visible.sum(1))
 
 
-def _entropies(batch: int, head: int, view: StageView) -> tuple[str, list[str]] | None:
-    """The entropy of each row of weights: a heading and a text a row."""
-    if view.entropies is None:
-        return None
-    factor = 1 / math.log(2) if view.unit is Unit.BITS else 1.0
-    values = [
-        decimals(None if nats is None else nats * factor, view.digits)
-        for nats in view.entropies[batch, head]
-    ]
-    return f"entropy ({view.unit})", values
+def _beside(
+    result: StageResult, batch: int, head: int, view: StageView
+) -> Iterator[tuple[str, list[str]]]:
+    """What stands beside the rows of weights: the sink logit's share, and their entropy."""
+    if result.stage is not Stage.WEIGHTS or result.values is None:
+        return
+    if view.problem.sinks is not None:
+        rest = 1 - result.values[batch, head].double().sum(-1).numpy()
+        empty = (
+            np.zeros(len(rest), bool)
+            if result.visible is None
+            else ~result.visible[batch, head].any(-1).numpy()
+        )
+        shares = zip(rest.tolist(), empty.tolist(), strict=True)
+        yield "sink", [decimals(None if gone else one, view.digits) for one, gone in shares]
+    if view.entropies is not None:
+        factor = 1 / math.log(2) if view.unit is Unit.BITS else 1.0
+        values = view.entropies[batch, head]
+        nats = [decimals(None if one is None else one * factor, view.digits) for one in values]
+        yield f"entropy ({view.unit})", nats
+
+
+def _wide(title: str, texts: Sequence[str]) -> int:
+    return max(map(len, (title, *texts)))
 
 
 def _ends(length: int, limit: int) -> list[int | None]:

@@ -19,6 +19,13 @@ Record = dict[str, Any]
 
 # Weights of given logits that have a column.
 MOST_WEIGHTS = 16
+# What the rules multiply by.
+RULES = {
+    ScaleRule.SQRT: "1/√d_k",
+    ScaleRule.LINEAR: "1/d_k",
+    ScaleRule.NONE: "1",
+    ScaleRule.LOG_N: "ln(keys)/√d_k",
+}
 # Points of the curves after the scale, one for each rule and temperature.
 MARKERS = "+x*#%@&=^~"
 # Size of a curve, in characters.
@@ -40,9 +47,11 @@ def experiment_tables(
 ) -> Iterator[RenderableType]:
     """Variance against theory, what softmax makes of it, and curves where d_k is swept."""
     first = records[0]
-    df = "" if first["df"] is None else f" (df {first['df']:g})"
-    drawn = f"{first['samples']} dot products, seed {first['seed']}"
-    yield f"Var(q·k) of {first['dist']}{df}: {drawn}"
+    df = "" if first["df"] is None else f", df {first['df']:g}"
+    known = ((name, first[f"entry_{name}"]) for name in ("mean", "std"))
+    moments = ", ".join(f"{name} {value:g}" for name, value in known if value is not None) + df
+    entries = f"entries {first['dist']} ({moments})"
+    yield f"q·k of {first['samples']:,} pairs, {entries}, seed {first['seed']}"
     yield _variance_table(records, printer, digits)
     yield from _notes(records, printer)
     yield ""
@@ -121,11 +130,15 @@ def plot(
 def _variance_table(records: Sequence[Record], printer: Printer, digits: int) -> RenderableType:
     lines = _once_per_dk(records)
     columns = [_dk_column(lines)]
-    for heading, key in (("mean", "mean"), ("theory", "mean_theory"), ("var", "var")):
+    if any(record["mean_theory"] for record in lines):
+        for heading, key in (("mean", "mean"), ("expected mean", "mean_theory")):
+            columns.append(numbers(heading, [record[key] for record in lines], digits))
+    for heading, key in (("Var(q·k)", "var"), ("expected", "var_theory")):
         columns.append(numbers(heading, [record[key] for record in lines], digits))
-    columns.append(TableColumn("95 % interval", [_interval(record, digits) for record in lines]))
-    columns.append(numbers("theory", [record["var_theory"] for record in lines], digits))
-    columns.append(numbers("ratio", [record["ratio"] for record in lines], digits))
+    columns.append(numbers("std", [math.sqrt(record["var"]) for record in lines], digits))
+    intervals = [_interval(record, digits) for record in lines]
+    columns.append(TableColumn("95 % interval of Var", intervals))
+    columns.append(numbers("measured/expected", [record["ratio"] for record in lines], digits))
     return table(columns, printer)
 
 
@@ -139,7 +152,7 @@ def _notes(records: Sequence[Record], printer: Printer) -> Iterator[RenderableTy
         if reason is not None:
             yield paragraph(f"no interval: {reason}", printer)
     for assumption in dict.fromkeys(record["assumption"] for record in records):
-        yield paragraph(f"theory: {assumption}", printer)
+        yield paragraph(f"expected: {assumption}", printer)
     growth = records[0]["var_theory"]
     if growth is not None and not math.isclose(growth, records[0]["dk"]):
         share = growth / records[0]["dk"]
@@ -157,14 +170,14 @@ def _softmax_table(
     lines = []
     for dk in dict.fromkeys(record["dk"] for record in records):
         of_dk = [record for record in records if record["dk"] == dk]
-        lines.append((of_dk[0], "unscaled", "none: 1", of_dk[0]["var"]))
+        lines.append((of_dk[0], "unscaled", "unscaled", of_dk[0]["var"]))
         for record in of_dk:
             if record["scale"] != 1 or record["temperature"] != 1:
                 lines.append((record, "scaled", _scale_name(record), record["scaled_var"]))
     columns = [
         _dk_column([record for record, *_ in lines]),
-        TableColumn("scale", [named for _, _, named, _ in lines], True, True),
-        numbers("scaled var", [var for *_, var in lines], digits),
+        TableColumn("scores are", [named for _, _, named, _ in lines], True, True),
+        numbers("Var", [var for *_, var in lines], digits),
     ]
     entropies = [_entropy(record[f"entropy_bits_{which}"], unit) for record, which, *_ in lines]
     columns.append(numbers(f"entropy ({unit})", entropies, digits))
@@ -175,10 +188,10 @@ def _softmax_table(
 
 
 def _scale_name(record: Record) -> str:
-    named = f"{record['scale']:.4g}"
-    if record["rule"] in tuple(ScaleRule):
-        named = f"{record['rule']}: {named}"
-    return named if record["temperature"] == 1 else f"{named} / {record['temperature']:g}"
+    named = f"× {record['scale']:.4g}"
+    if record["rule"] in RULES:
+        named = f"× {RULES[record['rule']]} = {record['scale']:.4g}"
+    return named if record["temperature"] == 1 else f"{named} / T={record['temperature']:g}"
 
 
 def _curves(records: Sequence[Record], unit: Unit) -> Iterator[str]:

@@ -183,7 +183,7 @@ def test_several_bundles_keep_their_names(run: Run) -> None:
     places = {(r["source"], r["group"]) for r in document["data"]}
     assert places == {(str(f), f"layers.{n}") for f in (MINILM, other) for n in (0, 5)}
     assert len(document["inputs"]) == 4
-    assert f"{other} layers.5" in run(*asked).stdout
+    assert f"group layers.5\n{other} · " in run(*asked).stdout
     failed = run(*asked, "--head-index", "2", "--fail-on", "max-logit=20", "-q", code=3)
     assert f"{other} layers.0 head 2" in failed.stderr
 
@@ -364,11 +364,11 @@ def test_broken_numbers_reach_every_view(run: Run, tmp_path: Path, view: str, va
 def test_tokens_stand_beside_queries_and_keys(run: Run) -> None:
     asked = ("entropy", MINILM, "--group", "layers.0", "--head-index", 2)
     rows = run(*asked, "--per-row").stdout.splitlines()
-    assert rows[3].split()[:2] == ["2", "animal"]
-    assert rows[3].split().count("the") == 1
+    assert rows[5].split()[:2] == ["2", "animal"]
+    assert rows[5].split().count("the") == 1
     keys = run(*asked, "--per-key", "--top", 1).stdout.splitlines()
-    assert keys[1].split()[:2] == ["0", "[CLS]"]
-    assert len(keys) == 2
+    assert keys[3].split()[:2] == ["0", "[CLS]"]
+    assert len(keys) == 4
 
 
 def test_units_and_digits_are_of_tables_alone(run: Run) -> None:
@@ -403,7 +403,9 @@ def test_empty_problems_have_records_and_tables(run: Run) -> None:
 def test_row_entropies_of_one_head_as_a_histogram(run: Run) -> None:
     asked = ("entropy", MINILM, "--group", "layers.0", "--head-index", 2, "--histogram")
     lines = run(*asked).stdout.splitlines()
-    assert sum(int(line.split()[3]) for line in lines[2:-1]) == 16
+    assert lines[2].startswith("row entropies of layers.0 head 2")
+    assert sum(int(line.split()[3]) for line in lines[4:-1]) == 16
+    assert len(lines[4:-1]) == 4  # as many bars as the root of the rows
     assert lines[-1].startswith("16 rows, mean 0.0019 bits")
     even = run("entropy", "--scale", 0, "--q-len", 6, "--histogram").stdout
     assert re.search("3.0000 to 3.0000 +6 +█+\n", even)

@@ -65,7 +65,7 @@ def test_nothing_is_wider_than_the_terminal(run: Run, files: Path, line: str) ->
 def test_what_is_left_out_is_announced(run: Run) -> None:
     out = run("compute", "--heads", 6, "--q-len", 40, "--k-len", 40, "--stage", "weights").stdout
     assert "25 of 40 rows not shown: --rows, or --format csv" in out
-    assert re.search(r"\d+ of 40 columns not shown: --format csv, or a wider terminal", out)
+    assert re.search(r"\d+ of 40 columns not shown: --columns, --format csv, or a wider", out)
     assert "2 of 6 heads not shown: --head-index, --batch-index" in out
     assert re.search(r"^ +39 ", out, re.MULTILINE), "the last row is always there"
 

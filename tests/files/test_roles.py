@@ -212,9 +212,12 @@ def test_read_one(put: Put) -> None:
     assert (stored.name, stored.shape, warnings) == ("k", (3,), [])
     stored, warnings = read_one(alone, "--q")
     assert stored.name is None
+    assert read_one(both, "--q")[0].name == "q"  # as the option is called
     assert warnings == [f"{alone}: 1 byte after the array are ignored"]
-    with pytest.raises(UsageError, match=r"^--q: expected one tensor, got a file of 2: q, k") as e:
-        read_one(both, "--q")
-    assert e.value.advice == f"Say which: {both}::q."
+    with pytest.raises(
+        UsageError, match=r"^--sinks: expected one tensor, got a file of 2: q, k"
+    ) as e:
+        read_one(both, "--sinks")
+    assert e.value.advice == f"Say which: {both}::NAME."
     with pytest.raises(DataError, match="expected a tensor named w, got q, k"):
         read_one(f"{both}::w", "--q")

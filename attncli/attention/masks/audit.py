@@ -95,7 +95,7 @@ class MaskRecord:
         "keys min", description="fewest keys that a real query sees; none without queries"
     )
     keys_max: int | None = column(
-        "max", description="most keys that a real query sees; none without queries"
+        "keys max", description="most keys that a real query sees; none without queries"
     )
     description: str = column(None, description="what the mask is, in words")
 

@@ -54,7 +54,7 @@ class HeadStatistics:
         "entropy", unit="bits", description="entropy_nats_mean / ln 2"
     )
     entropy_normalized_mean: float | None = column(
-        None,
+        "normalised",
         description="mean of entropy / ln(visible keys, and the sink logit), 0 to 1, over the rows "
         "with more than one",
     )
@@ -74,14 +74,21 @@ class HeadStatistics:
         of_sample=False,
     )
     max_logit_query: int | None = column(
-        "at query", description="query where max_logit stands first", of_sample=False
+        "at query",
+        description="query where max_logit stands first",
+        of_sample=False,
+        is_extra=True,
     )
     max_logit_key: int | None = column(
-        "at key", description="key where max_logit stands first", of_sample=False
+        "at key",
+        description="key where max_logit stands first",
+        of_sample=False,
+        is_extra=True,
     )
     logsumexp_mean: float | None = column(
         "logsumexp",
         description="mean of ln Σ e^logit over the visible keys, without the sink logit",
+        is_extra=True,
     )
     sink_mass_mean: float | None = column(
         "sink mass", description="mean weight on the first keys («sink_keys»), 0 to 1"
@@ -90,6 +97,7 @@ class HeadStatistics:
         "distance",
         description="mean of Σ w·|p − j|, in keys, p the query's position and j the key's; none "
         "where positions are not defined",
+        is_extra=True,
     )
     nonfinite_rows: int = column(
         "non-finite rows",

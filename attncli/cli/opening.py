@@ -1,0 +1,73 @@
+"""What stands above results for eyes: of what group they are, its sizes, and what shaped it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rich.console import RenderableType
+
+from attncli.analysis.attention_arguments import arguments_record
+from attncli.analysis.problems import GroupProblem
+from attncli.files.text import place, shown
+from attncli.report import Unit
+from attncli.report.printer import heading
+from attncli.report.stages import problem_line
+
+Openings = dict[tuple[str, str], list[RenderableType]]
+
+
+def opening(made: GroupProblem, unit: Unit | None = None) -> Iterator[RenderableType]:
+    """The group, where it is from, its sizes, and what is hidden.
+
+    Args:
+        made: the group.
+        unit: that of entropies, for a word on how large they can be; None for none.
+    """
+    group, problem = made.group, made.problem
+    if group.name:
+        yield heading(f"group {shown(group.name)}")
+    source = group.source if group.seed is None else f"{group.source}, seed {group.seed}"
+    line = problem_line(problem, None if source is None else place(source))
+    if unit is not None:
+        outcomes = max(1, problem.sizes.k_len + (problem.sinks is not None))
+        most = math.log(outcomes, 2 if unit is Unit.BITS else math.e)
+        line += f" · entropy at most {most:.4g} {unit}"
+    yield line
+    used = _options_in_use(made)
+    if used:
+        yield f"options: {used}"
+
+
+def openings(made: Iterable[GroupProblem], unit: Unit | None = None) -> Openings:
+    """What stands above the table of each source and group."""
+    return {(one.group.source_name, one.group.name): list(opening(one, unit)) for one in made}
+
+
+def _options_in_use(made: GroupProblem) -> str:
+    """Options that differ from their defaults, and where query 0 stands if that matters."""
+    options = made.arguments.options
+    record = arguments_record(made.arguments, made.problem.mask.offset)
+    parts = []
+    for name, value in record.items():
+        is_default = value in (None, False) or (name == "temperature" and value == 1)
+        if is_default or name in ("scale", "query_offset", "mask_true"):
+            continue
+        told = "" if value is True else f" {_told(value)}"
+        parts.append(name.replace("_", " ") + told)
+    if options.attn_mask is not None and options.attn_mask.dtype == bool:
+        parts.append(f"True = {options.mask_true}")
+    if options.needs_positions or options.query_offset is not None:
+        offset = record["query_offset"]
+        where = "query 0 at position" if isinstance(offset, int | list) else "in each document"
+        parts.append(f"{where} {_told(offset)}")
+    return " · ".join(parts)
+
+
+def _told(value: Any) -> str:
+    """An option's value; a long list cut short."""
+    if not isinstance(value, list):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    more = f",… ({len(value)})" if len(value) > 8 else ""
+    return ",".join(f"{part:g}" for part in value[:8]) + more
