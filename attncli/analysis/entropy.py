@@ -28,6 +28,7 @@ from attncli.attention.streaming.heads import (
 )
 from attncli.attention.streaming.rows import RowStatistics
 from attncli.attention.streaming.stream import HeadRows, Wanted, stream_rows
+from attncli.attention.threads import sum_of
 from attncli.columns import Column, column, columns_of, record_of
 from attncli.errors import UsageError
 
@@ -263,7 +264,8 @@ def head_record(chosen: ChosenHeads, rows: HeadRows, statistics: HeadStatistics)
     """One record of a head, with the columns `HEAD`, and `OF_TOKENS` where tokens are known."""
     sink = None
     if rows.sink_weight is not None and not bool(rows.empty.all()):
-        sink = float(rows.sink_weight[~rows.empty].mean())
+        of_sink = rows.sink_weight[~rows.empty]
+        sink = sum_of(of_sink) / len(of_sink)
     problem = chosen.problem
     setting = Setting(
         scale=problem.scale_of(rows.head) if problem.given is None else None,

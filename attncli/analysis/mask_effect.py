@@ -16,6 +16,7 @@ from attncli.attention.masks.mask import Mask
 from attncli.attention.pooling import Pool
 from attncli.attention.problem import Problem
 from attncli.attention.stages import Stage, select, stage_blocks
+from attncli.attention.threads import sum_along
 from attncli.columns import column
 
 
@@ -127,8 +128,8 @@ def _effects(
         maps.before.add(queries, before.weights)
         maps.visible.add(queries, visible)
         maps.after.add(queries, after.weights, visible)
-    removed = torch.where(visible, 0.0, before.weights).sum(-1)
-    moved = (after.weights - before.weights).abs().sum(-1) / 2
+    removed = sum_along(torch.where(visible, 0.0, before.weights))
+    moved = sum_along((after.weights - before.weights).abs()) / 2
     rows = zip(queries, removed.tolist(), moved.tolist(), _told(before), _told(after), strict=True)
     for query, mass_removed, mass_moved, first, second in rows:
         yield RowEffect(
@@ -151,7 +152,7 @@ def _effects(
 def _told(found: steps.Softmax) -> Iterator[tuple[float, float | None, float | None, int | None]]:
     """Of each row the sum, the entropy in nats and in bits, and the key of the largest weight."""
     weights = found.weights
-    sums, entropies = weights.sum(-1).tolist(), steps.entropy_of_weights(weights).tolist()
+    sums, entropies = sum_along(weights).tolist(), steps.entropy_of_weights(weights).tolist()
     keys = weights.argmax(-1).tolist() if weights.shape[-1] else sums
     for total, nats, key, empty in zip(sums, entropies, keys, found.empty.tolist(), strict=True):
         yield (total, None, None, None) if empty else (total, nats, nats / math.log(2), key)

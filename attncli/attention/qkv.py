@@ -21,6 +21,7 @@ from attncli.attention.nonfinite import origin_of_weights, refuse_nonfinite
 from attncli.attention.options import BEFORE_WEIGHTS, AttentionOptions, Layout, Precision
 from attncli.attention.problem import GivenWeights, Problem, choose_device, compute_dtype
 from attncli.attention.sizes import PACKED, RandomShape, Sizes, to_bhsd
+from attncli.attention.threads import product, sum_along
 from attncli.errors import DataError, UsageError
 
 # The 4×3 example that the theory works through by hand; V is ours.
@@ -105,7 +106,7 @@ def project(
     projected = {}
     for name, weight in weights.items():
         _check_weight(f"«{name}»", weight, whole.shape[-1], counts[name])
-        packed = whole @ weight.to(torch.float64)  # (B, S, H·d)
+        packed = product(whole, weight.to(torch.float64))  # (B, S, H·d)
         if name in biases:
             packed += biases[name].to(torch.float64)
         width = packed.shape[2] // counts[name]
@@ -295,11 +296,11 @@ def _examined(weights: torch.Tensor, mask: Mask) -> _Seen:
                     problem = f"expected weights, of at least 0, got {value:.4g} at {where}"
                     advice = "scores before the softmax are no weights yet"
                     raise DataError("weights", problem, advice)
-                sums.append(block.sum(-1))
+                sums.append(sum_along(block))
                 columns = columns + block.sum(0)
                 if mask.hides:
                     seen = torch.tensor(view.cells(rows))
-                    hidden = torch.where(seen, 0.0, block).sum(-1)
+                    hidden = sum_along(torch.where(seen, 0.0, block))
                     on_hidden = max(on_hidden, float(hidden.max()) if len(hidden) else 0.0)
                     zeros += int((seen & (block == 0)).sum())
                     visible += int(seen.sum())

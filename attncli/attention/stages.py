@@ -23,6 +23,7 @@ from attncli.attention.problem import Problem
 from attncli.attention.statistics import NumberStatistics, RunningStatistics
 from attncli.attention.streaming.head_group import may_overflow
 from attncli.attention.streaming.stream import Wanted, stream_rows
+from attncli.attention.threads import product
 from attncli.columns import column
 from attncli.errors import UsageError
 
@@ -351,10 +352,10 @@ def _compute(
     q, scale = problem.cast(inputs.q[_index(rows, inputs.q.device)]), problem.scale_of(inputs.head)
     scaled = None
     if inputs.shrink != 1.0:
-        shrunk = (q * inputs.shrink) @ inputs.k.T
+        shrunk = product(q * inputs.shrink, inputs.k.T)
         scaled = shrunk * (scale / inputs.shrink) / problem.temperature
     found = steps.logits(
-        q @ inputs.k.T,  # (rows, S_k)
+        product(q, inputs.k.T),  # (rows, S_k)
         scale=scale,
         temperature=problem.temperature,
         softcap=problem.softcap,

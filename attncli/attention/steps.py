@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
+from attncli.attention.threads import product, sum_along
+
 
 @dataclass(frozen=True, slots=True)
 class Logits:
@@ -108,7 +110,7 @@ def softmax(
     row_max = of_all if sink is None else torch.maximum(of_all, sink)
     row_max = torch.where(empty, 0.0, row_max)
     exps = (masked - row_max[..., None]).exp_()
-    of_keys = exps.sum(-1, dtype=torch.float64)
+    of_keys = sum_along(exps, torch.float64)
     of_sink = torch.zeros_like(of_keys)
     if sink is not None:
         of_sink = torch.where(empty, 0.0, torch.exp((sink - row_max).to(torch.float64)))
@@ -116,7 +118,7 @@ def softmax(
     logsumexp = torch.log(of_keys) + row_max
     if sink is not None:  # the keys may all lie far below the sink: their own maximum then serves
         key_max = torch.where(empty, 0.0, of_all)
-        of_own = torch.exp(masked - key_max[..., None]).sum(-1, dtype=torch.float64)
+        of_own = sum_along(torch.exp(masked - key_max[..., None]), torch.float64)
         logsumexp = torch.log(of_own) + key_max
     weights = exps.div_(sum_exp[..., None].to(exps.dtype))
     if bool(torch.isnan(sum_exp).any()):  # where a row is NaN, hidden keys are not
@@ -138,7 +140,7 @@ def weighted_sum(weights: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) 
         visible: bool (..., S_q, S_k).
     """
     finite = torch.isfinite(v)
-    output = weights @ torch.where(finite, v, 0.0)  # (..., S_q, d_v)
+    output = product(weights, torch.where(finite, v, 0.0))  # (..., S_q, d_v)
     return output if bool(finite.all()) else output + _of_broken(weights, v, visible)
 
 
@@ -177,7 +179,7 @@ def project_output(output: torch.Tensor, projection: OutputProjection) -> torch.
         (B, 1, S, d), in the dtype of the output.
     """
     packed = output.transpose(1, 2).flatten(2)  # (B, S, H·d_v)
-    projected = packed @ projection.weight.to(packed)
+    projected = product(packed, projection.weight.to(packed))
     if projection.bias is not None:
         projected += projection.bias.to(packed)
     return projected[:, None]
@@ -196,10 +198,10 @@ def entropy_of_weights(weights: torch.Tensor, *, with_sink: bool = False) -> tor
     Source: Shannon, "A Mathematical Theory of Communication" (1948).
     """
     exact = weights.to(torch.float64)
-    entropy = torch.special.entr(exact).sum(-1)
+    entropy = sum_along(torch.special.entr(exact))
     outcomes = (exact > 0).sum(-1)
     if with_sink:
-        total = exact.sum(-1)
+        total = sum_along(exact)
         rest = torch.where(total > 0, 1 - total, 0.0).clamp(min=0.0)
         entropy = entropy + torch.special.entr(rest)
         outcomes = outcomes + (rest > 0)

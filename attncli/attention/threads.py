@@ -89,3 +89,40 @@ def map_ranges(
     """
     with single_threaded_torch(torch.device("cpu")) as workers:
         return list(parallel_map(lambda pair, _: work(*pair), bounds, lambda: None, workers))
+
+
+# Torch adds up more numbers than twice as many in as many parts as it has threads.
+_PIECE = 1 << 14
+
+
+def sum_along(values: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Σ over the last axis, in an order that the number of torch's threads does not change.
+
+    Args:
+        values: (…, n).
+        dtype: of the sums; None for that of the values.
+    """
+    parts = [part.sum(-1, dtype=dtype) for part in torch.split(values, _PIECE, -1)]
+    return parts[0] if len(parts) == 1 else torch.stack(parts, -1).sum(-1)
+
+
+def sum_of(values: torch.Tensor) -> float:
+    """Σ of all elements, likewise."""
+    return float(sum_along(values.flatten()))
+
+
+# Rows of a product that one thread computes: by the length alone, so that results never change.
+_PRODUCT_ROWS = 256
+
+
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left @ right, (…, n, k) and (…, k, m), whose bits the number of threads does not change.
+
+    Libraries choose their kernels by the share of the rows that each thread gets.
+    """
+    if left.device.type != "cpu":
+        return left @ right
+    with single_threaded_torch(left.device) as workers:
+        pieces = torch.split(left, _PRODUCT_ROWS, -2)
+        found = list(parallel_map(lambda rows, _: rows @ right, pieces, lambda: None, workers))
+        return found[0] if len(found) == 1 else torch.cat(found, -2)

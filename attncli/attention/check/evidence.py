@@ -33,6 +33,7 @@ from attncli.attention.check.walk import (
 )
 from attncli.attention.problem import Problem
 from attncli.attention.steps import weighted_sum
+from attncli.attention.threads import sum_along, sum_of
 
 # Cells of the sample that every mistake is tried on, and of the one that most fail on already.
 SAMPLE_CELLS = 1 << 20
@@ -297,7 +298,8 @@ def _errors_of(
 
 
 def _cost(errors: Errors, scale: float) -> float:
-    return float(errors(scale).square().mean())
+    found = errors(scale).square()
+    return sum_of(found) / max(1, len(found))
 
 
 def _narrowed(errors: Errors, grid: Sequence[float], costs: Sequence[float]) -> float:
@@ -328,10 +330,10 @@ def _polished(errors: Errors, scale: float, unit: float) -> float:
     for _ in range(_POLISHES):
         step = 1e-5 * max(abs(scale), 1e-3 * unit)
         slope = (errors(scale + step) - errors(scale - step)) / (2 * step)
-        norm = float(slope @ slope)
+        norm = sum_of(slope * slope)
         if norm == 0:
             break
-        moved = scale - float(slope @ errors(scale)) / norm
+        moved = scale - sum_of(slope * errors(scale)) / norm
         found = _cost(errors, moved)
         if not found < cost:
             break
@@ -380,7 +382,7 @@ def fitted_sinks(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     parts = evidence.parts(variant, evidence.quick_rows)
     for part, expected, (actual,) in cells_of(variant, sources[:1], parts):
         full = expected.of(sources[0].target).to(torch.float64)
-        left = (full * actual).sum(-1) / full.square().sum(-1)  # (b, h, R), 1 without a sink
+        left = sum_along(full * actual) / sum_along(full.square())  # (b, h, R), 1 without a sink
         sinks = expected.logsumexp[..., 0] + (1 / left - 1).log()
         known = torch.isfinite(sinks) & ((1 - left) > _LEAST_SINK)
         for index, head in enumerate(range(*part.head.indices(problem.sizes.heads))):
@@ -421,7 +423,8 @@ def other_value_heads(variant: Variant, evidence: Evidence) -> Iterator[Alternat
         for shared in range(problem.kv_heads):
             v = problem.cast(problem.v[part.batch, shared : shared + 1])
             error = weighted_sum(expected.weights, v, expected.weights > 0) - actual
-            squares = error.nan_to_num(0.0, 0.0, 0.0).square().sum((0, 2, 3))
+            cleared = error.nan_to_num(0.0, 0.0, 0.0).square()
+            squares = sum_along(cleared.transpose(0, 1).flatten(1))
             misfit[part.head, shared] += squares.cpu()
     ties = misfit.gather(1, torch.tensor(own)[:, None])[:, 0] <= misfit.amin(1)
     best = zip(own, misfit.argmin(1).tolist(), ties.tolist(), strict=True)

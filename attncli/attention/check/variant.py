@@ -19,6 +19,7 @@ from attncli.attention.check.candidate import LayoutError, Target
 from attncli.attention.masks.build import build_mask
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem
+from attncli.attention.threads import product
 
 # Cells of one block: 2¹⁸ float64 are 2 MiB, so that a handful of such arrays stay in the cache.
 BLOCK_CELLS = 1 << 18
@@ -320,7 +321,7 @@ def _logits(variant: Variant, part: Part) -> tuple[torch.Tensor, steps.Logits, t
     scale = 1.0 if variant.late_scale else problem.scales_of(heads)
     factor = scale / problem.temperature
     if variant.half_precision is None:
-        scores, temperature = q @ k.transpose(-1, -2), problem.temperature
+        scores, temperature = product(q, k.transpose(-1, -2)), problem.temperature
     else:
         scores = _in_half(variant.half_precision, q, k, factor)
         scale = temperature = 1.0
@@ -360,11 +361,11 @@ def _in_half(
 
     q32, k32 = rounded(q), rounded(k).transpose(-1, -2)
     if half.at is RoundedAt.INPUTS:
-        scaled = q32 @ k32 * scale
+        scaled = product(q32, k32) * scale
     elif half.at is RoundedAt.SCORES:
-        scaled = rounded(rounded(q32 @ k32) * scale)
+        scaled = rounded(rounded(product(q32, k32)) * scale)
     else:
-        scaled = rounded(rounded(q32 * scale) @ k32)
+        scaled = rounded(product(rounded(q32 * scale), k32))
     return scaled.to(q.dtype)
 
 

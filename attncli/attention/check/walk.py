@@ -51,6 +51,7 @@ from attncli.attention.check.variant import (
     parts_of,
     real_rows,
 )
+from attncli.attention.threads import product, sum_along, sum_of
 
 _LOGIT_ROUNDINGS = 4.0
 # Half the distance of float16's subnormal numbers.
@@ -119,15 +120,15 @@ class Tolerance:
             weights = _finite(weights)
         if candidate.dtype == torch.float16:
             off = weights * rounding + _SUBNORMAL_ERROR * expected.visible  # (b, h, R, S_k)
-            spread, of_keys = off @ v.abs(), off.square().sum(2)  # (b, h, S_k)
+            spread, of_keys = product(off, v.abs()), off.square().sum(2)  # (b, h, S_k)
         else:
-            spread = rounding * (weights @ v.abs())
-            of_keys = (rounding.square().mT @ weights.square())[:, :, 0]
+            spread = rounding * product(weights, v.abs())
+            of_keys = product(rounding.square().mT, weights.square())[:, :, 0]
         allowed = own + spread + smallest
         if self.rtol is not None:
             return allowed, None
-        own_rounding = ((rounding * output).square() + smallest**2).sum((2, 3))
-        return allowed, own_rounding + (of_keys * v.square().sum(-1)).sum(-1)
+        own_rounding = sum_along(((rounding * output).square() + smallest**2).flatten(2))
+        return allowed, own_rounding + sum_along(of_keys * v.square().sum(-1))
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -333,12 +334,12 @@ class ErrorSums:
             self.judged = True
             self.explained[place] += errors.explained.cpu()
         if errors.error.numel():
-            self.squares[place] += errors.error.square().sum((2, 3)).cpu()
-            self.sizes[place] += errors.expected.square().sum((2, 3)).cpu()
+            self.squares[place] += sum_along(errors.error.square().flatten(2)).cpu()
+            self.sizes[place] += sum_along(errors.expected.square().flatten(2)).cpu()
             largest = errors.error.amax((2, 3)).cpu()
             self.largest[place] = torch.maximum(self.largest[place], largest)
             ratio = (errors.error / errors.allowed).nan_to_num(0.0).clamp(max=_HUGE)
-            self.ratios[place] += ratio.square().sum((2, 3)).cpu()
+            self.ratios[place] += sum_along(ratio.square().flatten(2)).cpu()
         return errors
 
     @property
@@ -430,8 +431,8 @@ class DetailedSums(ErrorSums):
             self.n_neginf += int(torch.isneginf(errors.actual).sum())
         relative = (finite.error / finite.expected.abs()).nan_to_num(0.0, 0.0)
         self.max_rel = max(self.max_rel, float(relative.max()))
-        self.products += float((finite.actual * finite.expected).sum())
-        self.actual_squares += float(finite.actual.square().sum())
+        self.products += sum_of(finite.actual * finite.expected)
+        self.actual_squares += sum_of(finite.actual.square())
         return finite
 
     @property

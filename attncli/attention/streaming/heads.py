@@ -216,11 +216,12 @@ def estimates_of(rows: HeadRows, queries: int) -> dict[str, Estimate]:
         rows: the sample.
         queries: how many real queries the head has.
     """
-    return {
-        name: estimate(values, len(rows.queries), queries)
-        for name, values in row_values(rows).items()
-        if len(values)
-    }
+    with single_threaded_torch(rows.keys.device):
+        return {
+            name: estimate(values, len(rows.queries), queries)
+            for name, values in row_values(rows).items()
+            if len(values)
+        }
 
 
 def estimate(values: torch.Tensor, sampled: int, queries: int) -> Estimate:

@@ -13,6 +13,7 @@ from attncli.attention.check.variant import right_variant
 from attncli.attention.check.walk import cells_of
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem
+from attncli.attention.threads import sum_of
 from attncli.columns import column
 from attncli.errors import DataError, UsageError
 
@@ -92,7 +93,7 @@ def fit_scale(problem: Problem, source: Target, given: torch.Tensor) -> ScaleFit
     base = right_variant(replace(problem, dtype=torch.float64), AttentionOptions())
     evidence = sample_rows(base, [candidate])
     seen, looked_at = _seen_cells(evidence, candidate)
-    target_rms = float(seen.square().mean().sqrt()) if seen.numel() else 0.0
+    target_rms = math.sqrt(sum_of(seen.square()) / max(1, seen.numel()))
     kind = given.dtype if given.is_floating_point() else torch.float64
     noise = target_rms * torch.finfo(kind).eps * _ROUNDINGS
     named = _named(problem)
@@ -164,7 +165,7 @@ def _ranked(
 
     def candidate_of(name: str, scale: float) -> ScaleCandidate:
         error = errors(scale)
-        rms = math.sqrt(float(error.square().sum()) / cells)
+        rms = math.sqrt(sum_of(error.square()) / cells)
         return ScaleCandidate(name, scale, rms, float(error.abs().max()))
 
     found = sorted((candidate_of(*pair) for pair in named), key=lambda one: one.rms)
