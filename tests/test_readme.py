@@ -119,7 +119,9 @@ def examples(text: str) -> list[Shown]:
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.usefixtures("home")
 def test_examples_in_help_run(name: str, run: Callable[..., Any]) -> None:
-    for shown in examples(run(name, "--help").stdout):
+    found = examples(run(name, "--help").stdout)
+    assert len(found) >= 2
+    for shown in found:
         run_shown(shown, run)
 
 
@@ -197,7 +199,7 @@ def test_the_commands_listed_are_all_that_are_declared() -> None:
         for name, value in vars(commands).items()
         if inspect.isfunction(value) and value.__module__ == commands.__name__ and name[0] != "_"
     }
-    assert declared == set(COMMANDS)
+    assert declared == {*COMMANDS, "examples_of"}
 
 
 def _is_value(said: str) -> bool:

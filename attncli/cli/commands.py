@@ -577,7 +577,7 @@ def _run(name: str, *given: Any) -> None:
 EXAMPLES = {
     "compute": (
         "compute --causal --explain",
-        "compute --heads 4 --q-len 8 --head-index 2 --rows 0:4 --stage weights",
+        "compute --heads 4 --head-index 2 --rows 0:4 --stage weights",
         "docs/why-scale.md",
     ),
     "entropy": (
