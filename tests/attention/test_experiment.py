@@ -407,3 +407,8 @@ def test_intervals_of_few_heavy_groups_are_wider_than_those_of_normal_ones() -> 
         low, high = sums.interval() or (0.0, 0.0)
         widths.append(high / low)
     assert widths[1] > 2 * widths[0]
+
+
+def test_the_assumption_names_the_family_and_its_degrees_of_freedom() -> None:
+    said = Distribution(name=DistributionName.STUDENT_T, df=6.0).assumption(4)
+    assert said.startswith("student-t (df 6) entries: mean 0, std 1")

@@ -275,3 +275,15 @@ def test_who_sees_some_keys_is_what_the_cells_say(data: st.DataObject) -> None:
         view = problem.mask.head(batch, head)
         expected = (view.cells(slice(0, view.rows)) & keys).any(-1)
         assert rows_that_see(view, keys).tolist() == expected.tolist()
+
+
+def test_columns_of_a_mask_file_are_counted_over_all_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks of two rows: what one of them counts is no less than what the next one adds."""
+    monkeypatch.setattr("attncli.attention.masks.mask.BLOCK_CELLS", 10)
+    keep = np.random.default_rng(0).random((7, 5)) < 0.5
+    problem = let_through(torch.zeros(7, 2), torch.zeros(5, 2), attn_mask=keep, query_offset=0)
+    found = problem.mask.head(0, 0).marginals
+    assert found.used.tolist() == keep.sum(0).tolist()
+    assert found.counts.tolist() == keep.sum(1).tolist()
