@@ -72,7 +72,7 @@ def test_large_stages_lose_their_values_and_say_so(run: Run, files: Path) -> Non
     assert stages["output"]["values"] is not None
     assert "values_omitted" not in stages["output"]
     table = run("compute", *options).stdout
-    assert "scores, scaled, masked, weights not shown: above --max-values 240" in table
+    assert "corners alone of scores, scaled, masked, weights: above --max-values 240" in table
     lines = run("compute", *options, "-f", "csv").stdout.splitlines()
     assert len(lines) == 1 + 2 * 4 * 5 * (4 * 7 + 6)
 

@@ -149,7 +149,7 @@ def test_no_interval_without_a_fourth_moment(run: Run) -> None:
 
 def test_a_sweep_names_its_assumption_once_and_draws_curves(run: Run) -> None:
     text = run("variance", "--dk", "8:64", "--dist", "uniform", "--samples", 800).stdout
-    assert text.count("theory: entries uniform on [0, 1)") == 1
+    assert text.count("expected: entries uniform on [0, 1)") == 1
     assert "= 0.0486111·d_k" in text
     assert "scaled variance of 0.0486111, not 1" in text
     assert "variance against d_k" in text
