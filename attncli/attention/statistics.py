@@ -128,7 +128,9 @@ def softmax_stats(logits: NDArray[np.float64]) -> SoftmaxStats[NDArray[np.float6
     their relative accuracy: 1 − max_weight is a sum of small numbers, not a difference.
     """
     top_key = logits.argmax(1)[:, None]
-    shifted = logits - np.take_along_axis(logits, top_key, 1)  # ≤ 0
+    with np.errstate(over="ignore"):  # of logits further apart than float64 reaches
+        shifted = logits - np.take_along_axis(logits, top_key, 1)  # ≤ 0
+    shifted = np.maximum(shifted, -1e4)  # a weight of 0 all the same, where 0·−∞ is none
     rest = np.exp(shifted)
     np.put_along_axis(rest, top_key, 0.0, 1)
     sum_exp_minus_1 = rest.sum(1)

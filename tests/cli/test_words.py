@@ -193,3 +193,8 @@ def test_a_mask_for_no_heads_and_documents_that_are_no_numbers(
     for option in ("--cu-seqlens-q", "--cu-seqlens-k"):
         told = run("mask", option, "nan.npy", code=1).stderr
         assert "expected a list of integers" in told
+
+
+def test_logits_as_far_apart_as_numbers_can_be(run: Run) -> None:
+    (first, *_) = run("variance", "--logits=-1e308,1e308", "-f", "json").json["data"]
+    assert (first["weights"], first["entropy_bits"]) == ([0, 1], 0)

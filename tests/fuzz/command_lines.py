@@ -213,7 +213,7 @@ def _assert_lines(lines: list[str], code: int, said: str, in_part: bool) -> None
 
 def is_in_part(words: Sequence[str]) -> bool:
     """Whether it names several files: those that are broken are told, and the others looked at."""
-    several = sum(not word.startswith("-") for word in words[1:]) > 1
+    several = sum(word == "-" or word[:1] != "-" for word in words[1:]) > 1
     return several and words[0] in ("entropy", "variance", "mask", "inspect")
 
 

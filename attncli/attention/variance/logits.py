@@ -74,7 +74,8 @@ def softmax_of_logits(
 
 
 def _softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    exps = np.exp(x - x.max())
+    with np.errstate(over="ignore"):  # of logits further apart than float64 reaches
+        exps = np.exp(x - x.max())
     weights: NDArray[np.float64] = exps / exps.sum()
     return weights
 
