@@ -1,8 +1,13 @@
 """The program: `attncli`, and `python -m attncli`."""
 
+import os
 from importlib import import_module
 
-from attncli.signals import end_cleanly
+try:
+    from attncli.signals import end_cleanly
+except KeyboardInterrupt:  # until that is loaded, Python has its own handler, of SIGINT alone
+    os.write(2, b"attncli: interrupted\n")
+    os._exit(130)
 
 
 def main() -> None:

@@ -134,6 +134,11 @@ def test_signals_while_modules_load(module: str, number: signal.Signals) -> None
     assert done.stderr == f"attncli: {WORDS[number]}\n"
 
 
+def test_an_interrupt_before_the_handlers_are_there() -> None:
+    done = run_program("attncli.signals", signal.SIGINT, ["mask"], lambda: None)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "attncli: interrupted\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_signals_that_are_ignored_stay_so(number: signal.Signals) -> None:
     """As `nohup` and shells have it for what runs in the background."""
