@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import Run
 from torch.nn.functional import scaled_dot_product_attention
 
 from attncli.attention.threads import sum_along, sum_of
@@ -82,7 +82,7 @@ def arguments(command: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_number_of_threads_changes_no_byte(
-    command: str, folder: Path, run: Run, threads: None
+    command: str, folder: Path, run: Callable[..., Any], threads: None
 ) -> None:
     printed = set()
     for count in THREADS:

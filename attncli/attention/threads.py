@@ -11,6 +11,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -60,6 +61,9 @@ def parallel_map(
         pool.shutdown(cancel_futures=True)
 
 
+_processors = cache(processors)  # asking reads files, and this is asked a thousand times a run
+
+
 @contextmanager
 def single_threaded_torch(device: torch.device) -> Iterator[int]:
     """Keep torch from splitting operations, and give it back its threads afterwards.
@@ -75,7 +79,7 @@ def single_threaded_torch(device: torch.device) -> Iterator[int]:
         return
     torch.set_num_threads(1)
     try:
-        yield min(before, processors())
+        yield min(before, _processors())
     finally:
         torch.set_num_threads(before)
 

@@ -66,8 +66,11 @@ def _options_in_use(made: GroupProblem) -> str:
 
 
 def _told(value: Any) -> str:
-    """An option's value; a long list cut short."""
-    if not isinstance(value, list):
-        return f"{value:g}" if isinstance(value, float) else str(value)
-    more = f",… ({len(value)})" if len(value) > 8 else ""
-    return ",".join(f"{part:g}" for part in value[:8]) + more
+    """An option's value; a long list cut short, those of several batches apart."""
+    if isinstance(value, list):
+        more = f",… ({len(value)})" if len(value) > 8 else ""
+        apart = "; " if value and isinstance(value[0], list) else ","
+        return apart.join(map(_told, value[:8])) + more
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

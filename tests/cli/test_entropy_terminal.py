@@ -165,4 +165,4 @@ def test_an_interrupt_ends_it_cleanly() -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert error.strip() == "attncli: interrupted"
+    assert error.splitlines()[-1] == "attncli: interrupted"

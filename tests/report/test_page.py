@@ -359,7 +359,7 @@ def test_the_table_is_that_of_the_records(page: MakePage, run: Any) -> None:
     words = ("--group", "layers.1", "--causal", "--format", "json")
     records = run("entropy", MINILM, *words).json["data"]
     headings, *rows = read.rows
-    assert headings[:4] == ["head", "label", "entropy (bits)", "effective keys"]
+    assert headings[:4] == ["head", "label", "entropy (bits)", "normalised"]
     assert len(rows) == len(records) == 12
     for row, record in zip(rows, records, strict=True):
         cells = dict(zip(headings, row, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from statistics import fmean
@@ -37,6 +38,7 @@ from attncli.attention.check.variant import (
 from attncli.attention.check.walk import Tolerance
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import Problem
+from attncli.attention.threads import single_threaded_torch
 from attncli.errors import options_text
 
 # Of several that explain a candidate only those count whose errors are about as small as the
@@ -45,6 +47,8 @@ _AS_GOOD = 2.0
 _EQUALLY_SMALL = 0.02
 # A mistake has to bring the errors down, not merely below a threshold that they just exceeded.
 _BETTER = 0.5
+# Cells up to which threads cost more than they save.
+_SMALL = 1 << 18
 # A softmax over queries needs every row, even for a sample: above this it is tried last.
 _CHEAP_CELLS = 1 << 22
 # Scores rounded in the same way differ by how they were summed: most of the error is alike.
@@ -127,11 +131,13 @@ def check(
     if any(one.reading == "heads:averaged" for one in candidates):
         base = replace(base, heads_averaged=True)
     tolerance = Tolerance(problem.dtype, rtol, atol)
-    compared = compare_with(base, candidates, tolerance, tell)
-    if all(comparison.passed for comparison in compared):
-        return Check(tuple(compared), ())
-    off = torch.stack([comparison.off for comparison in compared]).sum(0)
-    found = _find(sample_rows(base, candidates, off, tolerance), compared)
+    is_small = problem.sizes.cells <= _SMALL
+    with single_threaded_torch(problem.device) if is_small else nullcontext():
+        compared = compare_with(base, candidates, tolerance, tell)
+        if all(comparison.passed for comparison in compared):
+            return Check(tuple(compared), ())
+        off = torch.stack([comparison.off for comparison in compared]).sum(0)
+        found = _find(sample_rows(base, candidates, off, tolerance), compared)
     named = [
         f"matches {one.told}" + (f" ({more})" if (more := one.options or one.detail) else "")
         for one in found
