@@ -50,7 +50,7 @@ def test_every_point_has_a_test() -> None:
 def test_01_help_has_two_examples_and_a_page_that_is_there(run: Run, command: str) -> None:
     text = run(command, "--help").stdout
     assert "\x1b" not in text
-    assert len(re.findall(r"^  \$ attncli [a-z]+", text, re.MULTILINE)) == 2
+    assert len(re.findall(r"^ \$ attncli [a-z]+", text, re.MULTILINE)) == 2
     *lines, page = EXAMPLES[command]
     assert any(line.split()[0] == command for line in lines)
     assert f"More: {page}" in text

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.metadata import requires
 from typing import Any
 
 import pytest
@@ -63,11 +64,10 @@ def test_experiments_do_without_torch(line: str) -> None:
     assert loaded(line.split()) == ["numpy"]
 
 
-@pytest.mark.parametrize(
-    ("line", "there"), [("mask --causal", []), ("mask --causal --k-len 3", ["pydantic"])]
-)
-def test_flags_are_read_without_validators(line: str, there: list[str]) -> None:
-    assert loaded(line.split(), ("pydantic",)) == there
+def test_flags_are_read_without_validators() -> None:
+    assert loaded(["mask", "--causal"], ("pydantic",)) == []
+    if any(name.startswith("pydantic") for name in requires("typer") or ()):  # of newer versions
+        assert loaded(["mask", "--causal", "--k-len", "3"], ("pydantic",)) == ["pydantic"]
 
 
 def given(words: list[str], told: Sequence[str] | None) -> dict[str, Any]:
