@@ -37,8 +37,9 @@ from attncli.analysis.variance import CURVE_SAMPLES, CURVE_WIDTHS, experiment_sp
 from attncli.attention.check.compare import Comparison
 from attncli.attention.check.hypotheses import Check, Hypothesis
 from attncli.attention.masks.audit import audit
+from attncli.attention.options import Stage
 from attncli.attention.problem import Cost, Problem, cost_of
-from attncli.attention.stages import Selection, Stage, StageResult, StageStatistics, select
+from attncli.attention.stages import Selection, StageResult, StageStatistics, select
 from attncli.attention.streaming.heads import HeadStatistics, Thresholds
 from attncli.attention.streaming.stream import HeadRows, Wanted
 from attncli.attention.variance.experiment import ExperimentRecord

@@ -15,9 +15,9 @@ from attncli.analysis.entropy import ROWS_AT_ONCE, GroupPlace, Record
 from attncli.analysis.problems import GroupProblem
 from attncli.analysis.what_if import Change, changed
 from attncli.attention.nonfinite import all_finite
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Stage
 from attncli.attention.problem import Problem
-from attncli.attention.stages import Selection, Stage, select, stage_blocks
+from attncli.attention.stages import Selection, select, stage_blocks
 from attncli.attention.streaming.divergence import (
     HeadPair,
     refuse_other_shapes,

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from attncli.attention import stages as attention_stages
+from attncli.attention.options import Stage
 from attncli.attention.pooling import FIRST_ALONE, edges_of
 from attncli.attention.problem import Problem, score_warnings
 from attncli.attention.stages import (
     Block,
     PooledMatrix,
     Selection,
-    Stage,
     StageResult,
     blocks_of,
     pool_blocks,

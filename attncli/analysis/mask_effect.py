@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from attncli.attention import steps
 from attncli.attention.masks.mask import Mask
+from attncli.attention.options import Stage
 from attncli.attention.pooling import Pool
 from attncli.attention.problem import Problem
-from attncli.attention.stages import Stage, select, stage_blocks
+from attncli.attention.stages import select, stage_blocks
 from attncli.attention.threads import sum_along
 from attncli.columns import column
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from attncli.analysis.compute import StagesAsked
+from attncli.attention.options import Stage
 from attncli.attention.pooling import Pool, StageMaps
-from attncli.attention.stages import Stage
 from attncli.attention.streaming.stream import HeadRows
 
 # What a picture has room for: heads below each other, stages side by side, cells of a map.

@@ -54,6 +54,26 @@ class Precision(StrEnum):
     FLOAT64 = "float64"
 
 
+class Stage(StrEnum):
+    """The stages, in the order in which they are computed."""
+
+    Q = "q"
+    K = "k"
+    V = "v"
+    SCORES = "scores"
+    SCALED = "scaled"
+    CAPPED = "capped"
+    MASKED = "masked"
+    WEIGHTS = "weights"
+    OUTPUT = "output"
+    PROJECTED = "projected"
+
+    @property
+    def over_keys(self) -> bool:
+        """Whether its columns are keys, so that cells may be invisible."""
+        return self in (Stage.SCORES, Stage.SCALED, Stage.CAPPED, Stage.MASKED, Stage.WEIGHTS)
+
+
 class DistributionName(StrEnum):
     """What an experiment draws an entry of Q or K from."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from itertools import groupby
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from attncli.attention import steps
 from attncli.attention.masks.mask import Mask
 from attncli.attention.nonfinite import all_finite
+from attncli.attention.options import Stage
 from attncli.attention.pooling import Edges, Pool
 from attncli.attention.problem import Problem
 from attncli.attention.statistics import NumberStatistics, RunningStatistics
@@ -31,26 +31,6 @@ Rows = tuple[int, ...] | range
 
 # Cells of one block: 2²⁰ float32 are 4 MiB, of which a handful stay in the processor's cache.
 BLOCK_CELLS = 1 << 20
-
-
-class Stage(StrEnum):
-    """The stages, in the order in which they are computed."""
-
-    Q = "q"
-    K = "k"
-    V = "v"
-    SCORES = "scores"
-    SCALED = "scaled"
-    CAPPED = "capped"
-    MASKED = "masked"
-    WEIGHTS = "weights"
-    OUTPUT = "output"
-    PROJECTED = "projected"
-
-    @property
-    def over_keys(self) -> bool:
-        """Whether its columns are keys, so that cells may be invisible."""
-        return self in (Stage.SCORES, Stage.SCALED, Stage.CAPPED, Stage.MASKED, Stage.WEIGHTS)
 
 
 _BEFORE_SOFTMAX = (Stage.SCORES, Stage.SCALED, Stage.CAPPED, Stage.MASKED)

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attncli.attention.options import Stage
 from attncli.attention.problem import Problem, cost_of
-from attncli.attention.stages import Block, Selection, Stage, select, stage_blocks, stages_of
+from attncli.attention.stages import Block, Selection, select, stage_blocks, stages_of
 from attncli.attention.statistics import RunningStatistics, SoftmaxStats, softmax_stats
 from attncli.attention.steps import logits
 

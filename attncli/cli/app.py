@@ -24,8 +24,8 @@ from typer.core import TyperGroup
 
 from attncli import __version__
 from attncli.analysis.options import AttentionWords, refuse_beyond_64_bits
-from attncli.attention.options import OPTIONS, Kind, MaskTrue, Told
-from attncli.cli.commands import COMMANDS, STAGES, examples_of
+from attncli.attention.options import OPTIONS, Kind, MaskTrue, Stage, Told
+from attncli.cli.commands import COMMANDS, examples_of
 from attncli.cli.completion import WORDS as WORDS_BEFORE
 from attncli.cli.completion import completion_of, join_words_of_bash
 from attncli.cli.failures import exit_code_of
@@ -303,7 +303,7 @@ def _one_file(path: str, target: str) -> bool:
     try:
         if Path(target).is_dir():  # of tensors, each in a file of its stage
             here = Path(path).is_file() and Path(path).parent.samefile(target)
-            return here and Path(path).stem.rpartition(".")[2] in STAGES[3:]
+            return here and Path(path).stem.rpartition(".")[2] in tuple(Stage)[3:]
         if Path(target).exists():
             return Path(path).is_file() and Path(path).samefile(target)
         return path == target != "-"

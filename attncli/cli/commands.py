@@ -15,12 +15,9 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from attncli.analysis.options import AttentionWords, FileOptions, InputOptions, several
-from attncli.attention.options import DistributionName, Layout, Precision, option
+from attncli.attention.options import DistributionName, Layout, Precision, Stage, option
 from attncli.errors import DataError, UsageError
 from attncli.report import Color, ColourScale, Format, Language, PageTheme, Pooling, Unit
-
-# What `compute` may be asked for, in the order in which it is computed.
-STAGES = ("q", "k", "v", "scores", "scaled", "capped", "masked", "weights", "output", "projected")
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -65,7 +62,7 @@ class ComputeOptions:
     """What of the stages to look at."""
 
     stage: list[str] | None = option(
-        None, f"Only these stages, of {', '.join(STAGES)}.", "NAME[,NAME…]"
+        None, f"Only these stages, of {', '.join(Stage)}.", "NAME[,NAME…]"
     )
     rows: list[str] | None = option(None, "Only these queries; -1 is the last.", "I|A:B[,…]")
     head_index: list[str] | None = option(None, "Only these heads.", "I|A:B[,…]")

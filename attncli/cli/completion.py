@@ -15,8 +15,7 @@ from pathlib import Path
 
 import typer
 
-from attncli.attention.options import Told
-from attncli.cli.commands import STAGES
+from attncli.attention.options import Stage, Told
 
 # Under which a context keeps the words before the one that is typed.
 WORDS = "attncli.words"
@@ -32,7 +31,7 @@ def completion_of(name: str, told: Told) -> Complete | None:
     if name == "group":
         return lambda ctx, incomplete: _of_list(incomplete, _groups(ctx.meta.get(WORDS, ())))
     if name == "stage":
-        return lambda incomplete: _of_list(incomplete, STAGES)
+        return lambda incomplete: _of_list(incomplete, Stage)
     if "FILE" in (told.metavar or ""):
         return _tensors
     words = [word for word in (told.metavar or "").split("|") if re.match("[a-z]", word)]

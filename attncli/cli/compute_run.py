@@ -19,10 +19,10 @@ from attncli.analysis.needs import require_values
 from attncli.analysis.options import AttentionWords, InputOptions, indices, several
 from attncli.analysis.pictures import DRAWN_STAGES, MOST_HEADS, stage_maps
 from attncli.analysis.problems import problem_of
-from attncli.attention.options import Layout
+from attncli.attention.options import Layout, Stage
 from attncli.attention.pooling import StageMaps
 from attncli.attention.problem import cost_of
-from attncli.attention.stages import Block, Selection, Stage, StageResult
+from attncli.attention.stages import Block, Selection, StageResult
 from attncli.attention.steps import entropy_of_weights
 from attncli.cli.commands import ComputeOptions, PlotOptions
 from attncli.cli.explain import (

@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from attncli.attention.stages import Stage, stages_of
+from attncli.attention.options import Stage
+from attncli.attention.stages import stages_of
 from attncli.attention.walkthrough import walk_through
 from attncli.cli.commands import ComputeOptions, OutputOptions
 from attncli.cli.opening import opening

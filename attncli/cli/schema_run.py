@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from difflib import get_close_matches
 
 from attncli.cli.commands import SchemaOptions
 from attncli.cli.documents import DOCUMENTS
 from attncli.columns import Column
-from attncli.errors import UsageError
+from attncli.errors import UsageError, nearest
 from attncli.files.target import require_target
 from attncli.report.printer import Printer, schema_name
 from attncli.report.schema import schema_of_document, schema_of_record
@@ -63,6 +62,5 @@ def _known(name: str, names: Collection[str], where: str) -> str:
     """
     if name in names:
         return name
-    near = get_close_matches(name, names, n=1, cutoff=0.5)
     problem = f"expected one of {', '.join(names)}, got {name!r}"
-    raise UsageError(where, problem, f"did you mean {near[0]}?" if near else "")
+    raise UsageError(where, problem, nearest(name, names))

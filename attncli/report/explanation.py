@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from attncli.attention.options import Stage
 from attncli.attention.problem import Problem
-from attncli.attention.stages import Stage
 from attncli.attention.variance.logits import EXP_LIMITS
 from attncli.attention.walkthrough import Walkthrough
 from attncli.columns import column

@@ -18,7 +18,8 @@ from rich.console import RenderableType
 from rich.segment import Segment, Segments
 from rich.style import Style
 
-from attncli.attention.stages import PooledMatrix, Stage
+from attncli.attention.options import Stage
+from attncli.attention.stages import PooledMatrix
 from attncli.report import ColourScale
 from attncli.report.explanation import formula
 from attncli.report.printer import Printer, heading

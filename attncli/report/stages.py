@@ -20,14 +20,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from attncli.attention.options import Stage
 from attncli.attention.problem import Cost, Problem
-from attncli.attention.stages import (
-    Block,
-    Selection,
-    Stage,
-    StageResult,
-    StageStatistics,
-)
+from attncli.attention.stages import Block, Selection, StageResult, StageStatistics
 from attncli.columns import Column, columns_of
 from attncli.files.text import count_text, shown, size_text
 from attncli.report import ColourScale, Unit

@@ -15,9 +15,9 @@ from attncli.attention.check.variant import evaluate, right_variant
 from attncli.attention.check.walk import all_parts
 from attncli.attention.masks.audit import audit as audit_mask
 from attncli.attention.masks.mask import head_masks
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Stage
 from attncli.attention.problem import Problem, cost_of, make_problem
-from attncli.attention.stages import Stage, select, stage_blocks
+from attncli.attention.stages import select, stage_blocks
 from attncli.attention.streaming.stream import stream_rows
 from attncli.attention.variance.moments import audit as audit_variance
 

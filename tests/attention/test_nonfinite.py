@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from random_problems import masks, positional_options, tensors
 
 from attncli.attention.nonfinite import find_broken, rows_that_see
-from attncli.attention.options import AttentionOptions, Precision
+from attncli.attention.options import AttentionOptions, Precision, Stage
 from attncli.attention.problem import Problem, make_problem, score_warnings
 from attncli.attention.qkv import problem_of_weights
-from attncli.attention.stages import Stage, select, stage_blocks, stages_of
+from attncli.attention.stages import select, stage_blocks, stages_of
 from attncli.attention.streaming.stream import HeadRows, Wanted, stream_rows
 from attncli.attention.variance.moments import score_moments
 

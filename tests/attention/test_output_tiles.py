@@ -7,17 +7,10 @@ import pytest
 import torch
 
 from attncli.attention import stages as stages_module
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Stage
 from attncli.attention.problem import make_problem
 from attncli.attention.qkv import RandomShape, draw
-from attncli.attention.stages import (
-    Stage,
-    blocks_of,
-    output_blocks,
-    select,
-    stage_blocks,
-    suits_tiles,
-)
+from attncli.attention.stages import blocks_of, output_blocks, select, stage_blocks, suits_tiles
 
 OPTIONS = {
     "plain": AttentionOptions(),

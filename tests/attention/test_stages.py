@@ -16,17 +16,10 @@ from random_problems import masks, positional_options, tensors
 from attncli.analysis.compute import ask_stages
 from attncli.attention import stages as stages_module
 from attncli.attention import steps
-from attncli.attention.options import AttentionOptions, Precision
+from attncli.attention.options import AttentionOptions, Precision, Stage
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import project
-from attncli.attention.stages import (
-    Stage,
-    StageResult,
-    select,
-    shape_of,
-    stage_blocks,
-    stages_of,
-)
+from attncli.attention.stages import StageResult, select, shape_of, stage_blocks, stages_of
 from attncli.attention.steps import OutputProjection, project_output
 from attncli.errors import UsageError
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attncli.attention import stages, steps
-from attncli.attention.options import AttentionOptions, Corner, MaskTrue
+from attncli.attention.options import AttentionOptions, Corner, MaskTrue, Stage
 from attncli.attention.problem import Precision, Problem, make_problem
-from attncli.attention.stages import Stage, blocks_of, select
+from attncli.attention.stages import blocks_of, select
 from attncli.attention.streaming import rows as row_statistics
 from attncli.attention.streaming import stream, tiles
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells, stream_rows

@@ -15,10 +15,10 @@ from random_problems import masks, tensors
 
 import attncli
 from attncli.attention import stages as stages_module
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Stage
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import example
-from attncli.attention.stages import Stage, select
+from attncli.attention.stages import select
 from attncli.attention.statistics import SoftmaxStats
 from attncli.attention.steps import entropy_of_weights
 from attncli.attention.walkthrough import Walkthrough, input_variance, walk_through

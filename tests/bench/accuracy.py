@@ -12,9 +12,9 @@ import mpmath
 import numpy as np
 import torch
 
-from attncli.attention.options import AttentionOptions, Precision
+from attncli.attention.options import AttentionOptions, Precision, Stage
 from attncli.attention.problem import Problem, make_problem
-from attncli.attention.stages import Stage, select, stage_blocks
+from attncli.attention.stages import select, stage_blocks
 from attncli.attention.steps import entropy_of_weights
 from attncli.attention.streaming.stream import Wanted, stream_rows
 

@@ -15,10 +15,9 @@ from safetensors.numpy import save_file
 
 from attncli.analysis.compute import ask_stages
 from attncli.attention import stages
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Stage
 from attncli.attention.pooling import edges_of
 from attncli.attention.problem import make_problem
-from attncli.attention.stages import Stage
 from attncli.report import ColourScale
 from attncli.report.heatmap import MOST_LINES
 from attncli.report.printer import Printer
