@@ -34,6 +34,7 @@ from attncli.report.table import (
     labels_of_batch,
     positions_above,
     record_table,
+    shortened,
     table,
 )
 
@@ -269,7 +270,8 @@ def picture(
         yield "no cells"
         return
     names = [
-        _row_name(counts, row, labels, offset)[:LABEL_WIDTH] for row in range(len(counts.counts))
+        shortened(_row_name(counts, row, labels, offset), LABEL_WIDTH)
+        for row in range(len(counts.counts))
     ]
     lead = max(map(len, names), default=0)
     # Characters are twice as high as wide: two for a cell make a square, where they fit.

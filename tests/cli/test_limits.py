@@ -97,6 +97,13 @@ def test_rules_alone_are_answered_at_any_length(
     assert "each character stands for" in run(*given).stdout
 
 
+def test_a_row_of_a_picture_is_named_whole_or_says_that_it_is_not(run: Run) -> None:
+    line = "mask --q-len 1000000000 --k-len 1000000000 --causal"
+    names = [each.split()[0] for each in run(*line.split()).stdout.splitlines() if "–" in each]
+    assert names[:2] == ["0–31249999", "31250000–62499…"]
+    assert all(name.endswith("…") for name in names[1:])
+
+
 def test_what_is_shown_of_a_long_mask_is_what_is_saved(run: Run, tmp_path: Path) -> None:
     target, line = tmp_path / "m.npy", "--q-len 6000000 --k-len 2 --query-offset -3 --causal"
     told = run("mask", *line.split(), "--save", target, "-f", "json").json["data"][0]
