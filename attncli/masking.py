@@ -110,6 +110,6 @@ def mask(
         probably_inverted=judged.recognition.probably_inverted,
         records=judged.records,
         mask=built,
-        warnings=tuple(map(in_python, (*built.warnings, *suspicions(judged)))),
+        warnings=tuple(map(in_python, (*built.warnings, *suspicions(judged, known, said)))),
         judged=judged,
     )

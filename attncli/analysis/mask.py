@@ -21,7 +21,7 @@ from attncli.analysis.tensor_files import (
     weights_in,
 )
 from attncli.attention.masks.audit import MaskAudit, place, undeclared_leaks
-from attncli.attention.masks.build import build_mask
+from attncli.attention.masks.build import build_mask, padding_doubts
 from attncli.attention.masks.compare import Leak, leaks
 from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.masks.spans import mask_of_spans
@@ -238,6 +238,9 @@ def sizes_of(
         if edges is not None and edges.size and np.isfinite(edges.ravel()[-1]):
             found[axis] = int(edges.ravel()[-1])
     found |= {name: length for name, length in said.items() if length is not None}
+    shape = () if options.attn_mask is None else options.attn_mask.shape
+    if len(shape) == 2 and shape[0] not in (1, found.get("q_len", shape[0])):
+        found.setdefault("batch", shape[0])  # which is refused, and it is told what they may be
     default = found.get("q_len", found.get("k_len", DEFAULT_LENGTH))
     return Sizes(
         found.get("batch", 1),
@@ -286,8 +289,20 @@ def find_leaks(options: AttentionOptions, mask: Mask, judged: MaskAudit) -> list
     return found or undeclared_leaks(mask, judged.recognition)
 
 
-def suspicions(judged: MaskAudit) -> Iterator[str]:
-    """What looks like a mistake of whoever made the mask."""
+def suspicions(
+    judged: MaskAudit, options: AttentionOptions, said: Mapping[str, int | None]
+) -> Iterator[str]:
+    """What looks like a mistake of whoever made the mask.
+
+    Args:
+        judged: the audit of it.
+        options: what it was built of.
+        said: as for `sizes_of`.
+    """
+    of_queries = options.needs_positions or any(said.get(one) for one in ("batch", "q_len"))
+    if options.attn_mask is not None and options.attn_mask.ndim == 2 and not of_queries:
+        for _, _, part in judged.recognition.parts:
+            yield from padding_doubts(part.view.marginals, options)
     for recognition in (judged.recognition, judged.lenient):
         for batch, head, part in () if recognition is None else recognition.parts:
             where = place(batch, head)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import RenderableType
@@ -15,7 +16,7 @@ from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.analysis.problems import GroupProblem, load_problem
 from attncli.attention.check.candidate import Candidate, Target, read_candidate, require_candidates
 from attncli.attention.check.compare import Comparison, compare_pair
-from attncli.attention.check.hypotheses import Hypothesis, check
+from attncli.attention.check.hypotheses import Check, Hypothesis, check
 from attncli.attention.options import Precision
 from attncli.attention.problem import Problem
 from attncli.cli.commands import CheckOptions, PlotOptions
@@ -92,20 +93,37 @@ class _Session:
             found = check(problem, shaping, candidates, **self.tolerances, tell=tell)
         hypotheses = [_hypothesis_record(one, self.verifying(one)) for one in found.hypotheses]
         tables = check_tables(found, problem, self.verifying, self.printer, self.output.digits)
-        explaining = [one.told for one in found.hypotheses if one.matches]
-        self.draw(found.comparisons, explaining)
+        self.draw(found.comparisons, _explaining(found))
         self._emit(found.comparisons, tables, {"hypotheses": hypotheses})
-        _judge(found.comparisons, explaining)
+        _judge(found.comparisons, _explaining(found))
 
     def compare(self, first: Candidate, second: Candidate, names: tuple[str, str]) -> None:
         """Compare two candidates with the reference and with each other."""
         problem, shaping = self.made.problem, self.made.arguments.options
         pair = compare_pair(problem, shaping, first, second, **self.tolerances)
-        tables = pair_tables(pair, problem, names, self.printer, self.output.digits)
-        self._emit((pair.first, pair.second), tables, {"hypotheses": [], "pair": _listed(pair)})
-        self.draw((pair.first, pair.second), ())
-        _judge([pair.first])
-        _judge([pair.second], option="--pair")
+        alone = {f"actual_{first.target}": names[1], "pair": None}
+        commands = [partial(self.verifying, alone=each) for each in ({"pair": None}, alone)]
+        checks = [
+            Check((one,), ())
+            if one.passed
+            else check(
+                problem, shaping, [candidate], rtol=self.options.rtol, atol=self.options.atol
+            )
+            for one, candidate in ((pair.first, first), (pair.second, second))
+        ]
+        found = [one for each in checks for one in each.comparisons]
+        hypotheses = [
+            _hypothesis_record(one, command(one)) | {"candidate": number}
+            for number, (each, command) in enumerate(zip(checks, commands, strict=True), 1)
+            for one in each.hypotheses
+        ]
+        tables = pair_tables(
+            pair, checks, problem, names, commands, self.printer, self.output.digits
+        )
+        self._emit(found, tables, {"hypotheses": hypotheses, "pair": _listed(pair)})
+        self.draw(found, ())
+        for option, each in zip((None, "--pair"), checks, strict=True):
+            _judge(each.comparisons, _explaining(each), option)
 
     @property
     def tolerances(self) -> dict[str, float | None]:
@@ -124,14 +142,22 @@ class _Session:
             "check_plots",
         )
 
-    def verifying(self, found: Hypothesis) -> list[str] | None:
-        """The words of the command that verifies a mistake; None where no option makes it."""
+    def verifying(
+        self, found: Hypothesis, alone: Mapping[str, Any] | None = None
+    ) -> list[str] | None:
+        """The words of the command that verifies a mistake; None where no option makes it.
+
+        Args:
+            found: the mistake.
+            alone: options that make one candidate of a pair the only one; None for no pair.
+        """
         problem, changes = self.made.problem, dict(found.changes)
         if found.name == "qk:exchanged" and problem.kv_heads == problem.sizes.heads:
             changes = _with_q_and_k_exchanged(self.inputs)
         if not changes:
             return None
         given = (self.inputs, self.words, self.options, self.output)
+        changes |= alone or {}
         return _command_words(given, changes, self.made.group.declared, problem)
 
     def _emit(
@@ -151,6 +177,11 @@ class _Session:
             show=lambda _: tables,
             wrap=lambda records: {"records": records, **more},
         )
+
+
+def _explaining(found: Check) -> list[str]:
+    """The mistakes that explain every candidate, as they are told."""
+    return [one.told for one in found.hypotheses if one.matches]
 
 
 def _hypothesis_record(found: Hypothesis, command: list[str] | None) -> Record:

@@ -99,6 +99,13 @@ HYPOTHESIS = (
         float | None,
     ),
     _param("command", "That verifies it; null where no option does.", str | None),
+    Column(
+        "candidate",
+        None,
+        description="With --pair: 1 for the first candidate, 2 for that of --pair.",
+        holds=int,
+        always=False,
+    ),
 )
 _VALUES = (
     Column("groups", None, description="that have this mask", holds=list[str], always=False),

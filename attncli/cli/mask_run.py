@@ -262,7 +262,7 @@ def _prepared(
         if arguments.options.attn_mask is None:
             raise UsageError("--fail-on leak", "expected --attn-mask beside it, got none")
         leaks = analysis.find_leaks(arguments.options, mask, judged)
-    printer.warn(analysis.suspicions(judged))
+    printer.warn(analysis.suspicions(judged, arguments.options, said))
     return Prepared(options, words, output, inputs, arguments, mask, judged, leaks, printer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,6 +14,9 @@ from attncli.attention.check.hypotheses import Check, Hypothesis
 from attncli.attention.problem import Problem
 from attncli.report.printer import Printer, heading, paragraph
 from attncli.report.table import TableColumn, scale_text, table, text_width
+
+# The words of the command that verifies a mistake; None where no option makes it.
+Command = Callable[[Hypothesis], list[str] | None]
 
 # Of the mistakes that do not explain a candidate, those that come nearest are listed.
 MOST_OTHERS = 5
@@ -28,25 +32,22 @@ INDENT = "  "
 def check_tables(
     found: Check,
     problem: Problem,
-    command: Callable[[Hypothesis], list[str] | None],
+    command: Command,
     printer: Printer,
     digits: int,
 ) -> Iterator[RenderableType]:
     """The verdict on every candidate, the mistakes that explain it, then its errors.
 
-    `command` gives the words of the command that verifies a mistake, None where there is none.
+    Args:
+        found: the candidates and what was tried.
+        problem: what they were computed from.
+        command: what verifies a mistake.
+        printer, digits: how to print.
     """
     matching = [one for one in found.hypotheses if one.matches]
     for comparison in found.comparisons:
-        names = " or ".join(one.told for one in matching)
-        off = f"OFF, explained by {names}" if matching else "OFF"
-        yield heading(f"{comparison.target}: {'right' if comparison.passed else off}")
-    told: dict[str, list[str]] = {}
-    for one in matching:
-        words = command(one)
-        same = told.setdefault(shlex.join(words or [one.name]), words or [])
-        if same is words or not words:
-            yield from _explanation(one, words, printer)
+        yield heading(f"{comparison.target}: {_verdict(comparison, matching)}")
+    yield from _explanations(matching, command, printer)
     for comparison in found.comparisons:
         yield ""
         if len(found.comparisons) > 1:
@@ -59,16 +60,36 @@ def check_tables(
 
 
 def pair_tables(
-    found: Pair, problem: Problem, names: tuple[str, str], printer: Printer, digits: int
+    found: Pair,
+    checks: Sequence[Check],
+    problem: Problem,
+    names: Sequence[str],
+    commands: Sequence[Command],
+    printer: Printer,
+    digits: int,
 ) -> Iterator[RenderableType]:
-    """Which of two candidates is closer, each against the reference, and where they part."""
+    """Which of two candidates is closer, each against the reference, and where they part.
+
+    Args:
+        found: both.
+        checks: of each alone, with what explains it.
+        problem: what they were computed from.
+        names: their files.
+        commands: for each, as for `check_tables`.
+        printer, digits: how to print.
+    """
     closer = "both are equally close" if found.closer is None else names[found.closer - 1]
     yield heading(f"closer to the reference: {closer}")
-    for comparison, name in zip((found.first, found.second), names, strict=True):
+    for alone, name, command in zip(checks, names, commands, strict=True):
         yield ""
-        word = "right" if comparison.passed else "OFF"
-        yield heading(f"{name} ({comparison.target}): {word}")
+        (comparison,) = alone.comparisons
+        matching = [mistake for mistake in alone.hypotheses if mistake.matches]
+        yield heading(f"{name} ({comparison.target}): {_verdict(comparison, matching)}")
+        yield from _explanations(matching, command, printer)
+        yield from [""] if matching else []
         yield from _errors(comparison, printer, digits)
+        if not alone.passed:
+            yield from _others(alone, bool(matching), printer)
     yield ""
     yield heading("between them")
     cells = found.first.cells
@@ -78,12 +99,31 @@ def pair_tables(
     if found.worst_index is not None and found.values is not None and found.max_abs_error:
         one, two = (f"{value:.{digits + 2}g}" for value in found.values)
         yield _line("most at", f"{_at(found.worst_index)}: {one} and {two}")
+        yield from _apart(found)
     if found.first_part is not None:
         yield _line("first at", _at(found.first_part))
     if found.locations.findings:
         yield _line("where", ", ".join(found.locations.findings))
     yield ""
     yield paragraph(_reference(problem), printer)
+
+
+def _verdict(found: Comparison, matching: Sequence[Hypothesis]) -> str:
+    names = " or ".join(one.told for one in matching)
+    off = f"OFF, explained by {names}" if names else "OFF"
+    return "right" if found.passed else off
+
+
+def _explanations(
+    matching: Sequence[Hypothesis], command: Command, printer: Printer
+) -> Iterator[RenderableType]:
+    """Each mistake that explains a candidate; of those that one command verifies the first."""
+    told: dict[str, list[str]] = {}
+    for one in matching:
+        words = command(one)
+        same = told.setdefault(shlex.join(words or [one.name]), words or [])
+        if same is words or not words:
+            yield from _explanation(one, words, printer)
 
 
 def _explanation(
@@ -111,7 +151,8 @@ def _command_lines(words: Sequence[str], printer: Printer) -> list[str]:
 def _errors(found: Comparison, printer: Printer, digits: int) -> Iterator[RenderableType]:
     part = found.mismatches / max(1, found.cells)
     share = f" ({part:.2%})" if part >= LEAST_PERCENT else ""
-    yield _line("cells off", f"{found.mismatches} of {found.cells}{share}")
+    read = "" if found.reading is None else f", read as {found.reading}"
+    yield _line("cells off", f"{found.mismatches} of {found.cells}{share}{read}")
     yield _line(
         "allowed",
         f"{found.atol:.3g} + {found.rtol:.3g}·|expected| at the worst cell ({found.dtype})",
@@ -132,11 +173,18 @@ def _errors(found: Comparison, printer: Printer, digits: int) -> Iterator[Render
     if found.worst_index is not None and (found.max_abs_error or found.mismatches):
         actual, expected = (f"{x:.{digits + 2}g}" for x in (found.actual, found.expected))
         yield _line("worst at", f"{_at(found.worst_index)}: {actual}, expected {expected}")
+        yield from _apart(found)
     if found.locations.findings:
         yield _line("where", ", ".join(found.locations.findings))
     others = found.findings[: len(found.findings) - len(found.locations.findings)]
     for text in (*others, *found.notes):
         yield paragraph(text, printer, lead="→ ")
+
+
+def _apart(found: Comparison | Pair) -> Iterator[str]:
+    """How far the two numbers of the line above are apart, which may look equal."""
+    if found.error is not None and math.isfinite(found.error):
+        yield _line("", f"{found.error:.3g} apart, {found.allowed or 0.0:.3g} allowed")
 
 
 def _cosine(found: Comparison | Pair) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -256,6 +257,27 @@ def test_short_shapes_stand_for_axes_of_one() -> None:
     assert read_candidate(Target.LOGSUMEXP, normal(3, 5), problem).values.shape == (1, 1, 5, 1)
 
 
+@pytest.mark.parametrize(
+    ("off", "said"),
+    [
+        (range(4, 16), "rows 4 to 15 of 16"),
+        (range(8, 16), "only the last rows (rows 8 to 15 of 16)"),
+        (range(9), "rows 0 to 8 of 16"),
+        (range(0, 16, 2), "only 8 of 16 rows, between 0 and 14"),
+        ([0, *range(6, 16)], "11 of 16 rows, between 0 and 15"),
+        (range(3, 16), None),
+    ],
+)
+def test_most_of_the_rows_are_not_called_only(off: Iterable[int], said: str | None) -> None:
+    q, k, v = (normal(seed, 1, 1, 16, 8) for seed in range(3))
+    problem = make_problem(q, k, v, AttentionOptions())
+    bad = scaled_dot_product_attention(q, k, v)
+    bad[0, 0, list(off)] += 0.1
+    candidate = read_candidate(Target.OUTPUT, bad, problem)
+    (found,) = compare(problem, AttentionOptions(), [candidate])
+    assert found.locations.findings == (() if said is None else (said,))
+
+
 def test_of_a_pair_the_closer_one_is_named() -> None:
     q, k, v = (normal(seed, 1, 2, 16, 8) for seed in range(3))
     options = AttentionOptions()
@@ -269,3 +291,6 @@ def test_of_a_pair_the_closer_one_is_named() -> None:
     assert found.first_part == (0, 1, 9)
     assert found.max_abs_error == pytest.approx(0.1, rel=1e-4)
     assert found.mismatches == 7 * 8
+    assert found.values is not None
+    assert found.error == found.max_abs_error == abs(found.values[0] - found.values[1])
+    assert found.allowed == pytest.approx(found.first.allowed + found.second.allowed, rel=0.5)

@@ -392,6 +392,39 @@ def test_a_pair(run: Run, right: torch.Tensor) -> None:
     assert run(*words).stdout.startswith("closer to the reference: both are equally close\n")
 
 
+@pytest.mark.parametrize("wrong", [1, 2])
+def test_a_pair_keeps_the_diagnosis_of_each(run: Run, right: torch.Tensor, wrong: int) -> None:
+    """The same mistake, told and verified, as without --pair."""
+    bare = [word for word in DECLARED if word != "--causal"]
+    names = ["causal.npy", "plain.npy"][:: 1 if wrong == 1 else -1]
+    np.save("causal.npy", right.numpy())
+    run("compute", *bare[1:], "--stage", "output", "--save", "plain.npy", "--quiet")
+    alone = [*bare, "--actual-output", "causal.npy"]
+    words = [*bare, "--actual-output", names[0], "--pair", names[1]]
+    out = run(*words, code=3)
+    assert "causal.npy (output): OFF, explained by causal:added\n" in out.stdout
+    assert "plain.npy (output): right\n" in out.stdout
+    assert out.stderr.endswith("  explained by causal:added\n")
+    one, both = (run(*each, "-f", "json", code=3).json["data"] for each in (alone, words))
+    assert [{**each, "candidate": wrong} for each in one["hypotheses"]] == both["hypotheses"]
+    assert one["records"][0] == both["records"][wrong - 1]
+    matching = next(each for each in both["hypotheses"] if each["matches"])
+    assert run(*shlex.split(matching["command"])[1:]).stdout.startswith("output: right")
+
+
+def test_numbers_that_look_equal_are_told_apart(run: Run, right: torch.Tensor) -> None:
+    near = right.clone()
+    near[0, 1, 2, 3] += 1e-5
+    words = [*DECLARED, *candidate("output", near), "--rtol", "0", "--atol", "5e-6"]
+    (record,) = run(*words, "-f", "json", code=3).json["data"]["records"]
+    assert record["error"] == abs(record["actual"] - record["expected"])
+    assert record["allowed"] == 5e-6
+    out = run(*words, "--digits", "1", code=3).stdout
+    told, apart = out.partition("worst at   batch 0, head 1, row 2, column 3: ")[2].splitlines()[:2]
+    assert len(set(told.split(", expected "))) == 1
+    assert apart.split() == [f"{record['error']:.3g}", "apart,", "5e-06", "allowed"]
+
+
 @pytest.mark.usefixtures("right")
 def test_a_terminal_breaks_commands_where_a_shell_joins_them(
     run: Run, monkeypatch: pytest.MonkeyPatch

@@ -170,6 +170,67 @@ def test_hidden_rows_are_suspected_of_being_transposed(run: Any) -> None:
     assert "is it transposed?" in run("--attn-mask m.npy", m=rows).err
 
 
+# Rows of real keys, as a tokenizer gives them: longest first, shortest first, padded on the left.
+UNSORTED = np.arange(6) < np.array([[5], [3], [4]])
+SORTED = np.arange(6) < np.array([[4], [5]])
+
+
+@pytest.mark.parametrize(
+    ("mask", "words", "said"),
+    [
+        (UNSORTED, "", "True runs from the left in every row; meant as --key-padding, (B, S_k)?"),
+        (SORTED, "", "True runs from the left in every row; meant"),
+        (SORTED.astype(np.int64), "", "True runs from the left in every row; meant"),
+        (UNSORTED[:, ::-1], "", "True runs up to the right end in every row; meant"),
+        (~UNSORTED, "--mask-true drop", "False runs from the left in every row; meant"),
+        (SORTED, "--q-len 2", ""),
+        (SORTED, "--batch 3", ""),
+        (SORTED.astype(np.float32), "", ""),
+        (SORTED[None], "", ""),
+        (np.tile(SORTED[:1], (2, 1)), "", ""),
+        (np.tri(2, 6, 4, dtype=bool), "", ""),
+        (np.tri(2, 6, dtype=bool), "", ""),
+        (np.maximum(np.tri(4, 6, 2), np.arange(6) < 4) > 0, "", ""),
+        (np.tri(6, 6, 1, dtype=bool), "", ""),
+        (np.repeat(np.repeat(np.tri(3, dtype=bool), 2, 0), 2, 1), "", ""),
+        (np.array([[True, False, True], [True, True, False]]), "", ""),
+        (np.array([[True, False], [False, False]]), "", ""),
+    ],
+)
+def test_rows_that_look_like_batches_are_doubted(
+    run: Any, mask: np.ndarray[Any, Any], words: str, said: str
+) -> None:
+    ran = run(f"--attn-mask m.npy {words}", m=mask)
+    assert said in ran.err
+    assert ("meant as --key-padding" in ran.err) == bool(said)
+
+
+def test_key_padding_given_as_a_mask_is_refused_with_the_option_that_takes_it(run: Any) -> None:
+    """Beside tensors, or a number of queries, a row per batch does not fit."""
+    q = np.zeros((2, 1, 6, 4), np.float32)
+    advice = "for a row per batch: --key-padding, True = real, or reshape it to (2, 1, 1, 6)"
+    for line in ("q.npy q.npy --attn-mask m.npy", "--attn-mask m.npy --q-len 6"):
+        ran = run(line, q=q, m=SORTED)
+        assert ran.code == 1
+        assert "expected (S_q=6, S_k=6) or 1s, got (2, 6)" in ran.err
+        assert advice in ran.err
+    alone = run("q.npy q.npy --attn-mask m.npy", q=q[:1], m=SORTED)
+    assert (alone.code, advice in alone.err) == (1, False)
+    reshaped = run("q.npy q.npy --attn-mask m.npy", q=q, m=SORTED[:, None, None])
+    assert reshaped.out == run("q.npy q.npy --key-padding m.npy", q=q, m=SORTED).out
+
+
+def test_where_rows_may_be_batches_or_queries_only_the_padding_is_doubted(run: Any) -> None:
+    """With B = S_q the shape does not tell."""
+    q = np.zeros((3, 1, 3, 4), np.float32), np.zeros((3, 1, 6, 4), np.float32)
+    doubted = run("q.npy k.npy --attn-mask m.npy", q=q[0], k=q[1], m=UNSORTED)
+    assert "--attn-mask: True runs from the left in every row; meant" in doubted.err
+    causal = run("q.npy k.npy --attn-mask m.npy", q=q[0], k=q[1], m=np.tri(3, 6, 3, dtype=bool))
+    assert causal.err == ""
+    found = attncli.mask(attn_mask=UNSORTED)
+    assert found.warnings[-1].endswith("meant as key_padding, (B, S_k)?")
+
+
 def test_records_of_every_batch_in_every_format(run: Any) -> None:
     mask = PADDED[:, None, None, :] & CAUSAL
     lines = run("--attn-mask m.npy -f csv", m=mask).out

@@ -82,6 +82,8 @@ class Comparison:
     )
     heads_off: int = column("heads off", description="heads beyond 8 times what is explained")
     notes: tuple[str, ...] = column(None, description="what other programs do and is forgiven")
+    error: float | None = column("error there", description="|actual − expected| of the worst cell")
+    allowed: float | None = column("allowed there", description="the largest error that passes it")
     findings: tuple[str, ...]
     reading: str | None
     locations: ErrorLocations
@@ -116,6 +118,8 @@ class Pair:
     first_part: tuple[int, ...] | None = column(
         None, description="(batch, head, row) of the first row apart"
     )
+    error: float | None = column(None, description="|first − second| of the cell furthest apart")
+    allowed: float | None = column(None, description="what both tolerances allow there together")
     locations: ErrorLocations
 
 
@@ -195,6 +199,8 @@ def compare_pair(
         worst_index=None if worst is None else worst[0],
         values=None if worst is None else (worst[1], worst[2]),
         first_part=tuple(order[0].tolist()) if len(order) else None,
+        error=None if worst is None else sums.worst_error,
+        allowed=None if worst is None else worst[3],
         locations=between.rows.locations,
     )
 
@@ -262,6 +268,8 @@ def _finish(gathered: _Gathered, variant: Variant, tolerance: Tolerance) -> Comp
         n_neginf=sums.n_neginf,
         dtype=str(candidate.dtype).removeprefix("torch."),
         reading=candidate.reading,
+        error=None if index is None else sums.worst_error,
+        allowed=None if index is None else allowed,
         worst_head=head,
         relative_error=relative,
         explained_error=explained,
@@ -425,10 +433,13 @@ def _run_of_rows(where: tuple[int, ...], length: int) -> str:
     """Rows by their place: first, last, a run, or some."""
     first, last = where[0], where[-1]
     named = f"row {first}" if first == last else f"rows {first} to {last}"
+    only = "only " if 2 * len(where) <= length else ""
     if len(where) > _MOST * length:
         return ""
     if last - first + 1 > len(where):
-        return f"only {len(where)} of {length} rows, between {first} and {last}"
+        return f"{only}{len(where)} of {length} rows, between {first} and {last}"
+    if not only:
+        return f"{named} of {length}"
     if first == 0:
         return f"only the first rows ({named} of {length})"
     if last == length - 1:

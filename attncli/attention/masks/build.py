@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncli.attention.masks.interval_mask import Marginals
 from attncli.attention.masks.mask import BLOCK_CELLS, Mask, drop_page_cache, head_masks
 from attncli.attention.masks.positions import (
     Placement,
@@ -111,6 +112,10 @@ def build_mask(
         query_lengths=real.query_lengths,
         slopes=_slopes(options, sizes),
     )
+    shape = None if options.attn_mask is None else options.attn_mask.shape
+    if sizes.q_len == sizes.batch > 1 and shape == (sizes.batch, sizes.k_len):  # B or S_q?
+        files = tuple(rule for rule in rules if rule is mask.file)
+        warnings += padding_doubts(replace(mask, rules=files).head(0, 0).marginals, options)
     if mask.added is not None and options.hide_below is None:
         size = itemsize or (8 if sizes.cells <= FLOAT64_CELLS else 4)
         mask, said = _hide_weightless(mask, UNDERFLOW[size], reach)
@@ -259,8 +264,42 @@ def as_rank_4(mask: NDArray[Any], sizes: Sizes) -> NDArray[Any]:
             advice = ""
             if mask.ndim == 3 and mask.shape[0] == sizes.batch:
                 advice = f"for one mask per batch reshape it to ({sizes.batch}, 1, S_q, S_k)"
+            elif mask.shape == (sizes.batch, sizes.k_len):
+                shape = f"({sizes.batch}, 1, 1, {sizes.k_len})"
+                advice = (
+                    f"for a row per batch: «key_padding», True = real, or reshape it to {shape}"
+                )
             raise DataError(_WHERE, f"expected ({wanted}) or 1s, got {mask.shape}", advice)
     return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+
+
+def padding_doubts(rows: Marginals, options: AttentionOptions) -> Iterator[str]:
+    """Whether a boolean mask (S_q, S_k) looks like key padding, whose rows are batches.
+
+    Every row shows the keys up to some, or from some on. Where causality alone could have made
+    that, at a corner or of a square, nothing is said.
+
+    Args:
+        rows: of the mask alone.
+        options: that have it.
+    """
+    assert options.attn_mask is not None  # whoever asks has one
+    counts, k_len = rows.counts, len(rows.used)
+    is_run = (rows.last - rows.first + 1 == counts) & (counts > 0)
+    if options.attn_mask.dtype.kind not in "biu" or not is_run.all():
+        return
+    for side, edges, is_so in (
+        ("from the left", rows.last + 1, rows.first == 0),
+        ("up to the right end", rows.first, rows.last == k_len - 1),
+    ):
+        # As a corner has it, with a prefix or without.
+        index, corners = np.arange(1, len(edges) + 1), (0, k_len - len(edges))
+        usual = (np.clip(index + corner, edges.min(initial=k_len), k_len) for corner in corners)
+        climbs = bool((np.diff(edges) >= 0).all())
+        causal = climbs and (len(edges) == k_len or any((one == edges).all() for one in usual))
+        if is_so.all() and not causal and (edges != edges[:1]).any():
+            shown = "True" if options.mask_true is MaskTrue.KEEP else "False"
+            yield f"{_WHERE}: {shown} runs {side} in every row; meant as «key_padding», (B, S_k)?"
 
 
 def _key_padding(padding: NDArray[Any], sizes: Sizes) -> tuple[NDArray[np.bool_], list[str]]:
