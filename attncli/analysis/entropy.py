@@ -205,8 +205,14 @@ def measure(
         queries, advance: as for `stream_rows`.
     """
     selection, wanted = chosen.selection, replace(wanted, tokens=chosen.tokens)
-    some = {"batches": selection.batches, "heads": selection.heads}
-    for rows in stream_rows(chosen.problem, wanted, **some, queries=queries, advance=advance):
+    for rows in stream_rows(
+        chosen.problem,
+        wanted,
+        batches=selection.batches,
+        heads=selection.heads,
+        queries=queries,
+        advance=advance,
+    ):
         yield rows, head_statistics(rows, thresholds)
 
 

@@ -30,10 +30,9 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def use_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int) -> None:
     """Make tiles small, so that a few queries and keys fill many of them."""
-    for module in (stream, tiles):
+    for module in (row_statistics, stream, tiles):
         monkeypatch.setattr(module, "TILE_ROWS", rows)
         monkeypatch.setattr(module, "TILE_KEYS", keys)
-    monkeypatch.setattr(row_statistics, "TILE_KEYS", keys)
     monkeypatch.setattr(row_statistics, "BAND_ROWS", rows)
     monkeypatch.setattr(row_statistics, "LOCAL_WINDOW", LOCAL_WINDOW)
     monkeypatch.setattr(stream, "TILE_CELLS", rows * keys)

@@ -78,6 +78,7 @@ class HeadGroup:
     given: torch.Tensor | None = None
     zeros_hidden: bool = False  # whether those of 0 are hidden
     workers: int = 1  # how many threads share the rows
+    rows_before: int = 0  # rows of the same heads that stand before these, and belong to others
 
     @property
     def dtype(self) -> torch.dtype:
@@ -254,6 +255,7 @@ def make_group(
     heads: range,
     queries: NDArray[np.int64],
     *,
+    part: slice = slice(None),
     with_values: bool,
     with_top_key: bool,
     with_distances: bool = True,
@@ -265,7 +267,8 @@ def make_group(
         mask: the problem's mask on the device of arithmetic.
         batch: index of the batch.
         heads: the heads, neighbours.
-        queries: int64 (R,), ascending.
+        queries: int64, ascending.
+        part: which R of these are the group's; all of them decide how it is computed.
         with_values: whether the values will be needed; these have to be finite.
         with_top_key: whether to note where the largest logit of each row stands.
         with_distances: whether distances are wanted where positions are defined.
@@ -274,7 +277,7 @@ def make_group(
     picked = len(queries) > 0 and int(queries[-1]) != len(queries) - 1
     rows = torch.as_tensor(queries, device=problem.device)
     q = problem.q[batch, heads.start : heads.stop].detach()
-    q = q[:, rows.to(q.device)] if picked else q[:, : len(queries)]  # (G, R, d_k)
+    q = q[:, rows.to(q.device)] if picked else q[:, : len(queries)]
     keys = _of_heads(problem.k[batch].detach(), shared)  # (G, S_k, d_k)
     keys = problem.cast(keys).transpose(1, 2).contiguous()  # (G, d_k, S_k)
     values, value_unit = None, 1.0
@@ -283,9 +286,13 @@ def make_group(
         value_unit = _unit_of(values)
         values = values if value_unit == 1.0 else values / value_unit
     scale, slopes = problem.scales_of(heads) / problem.temperature, mask.slopes
+    given = problem.given
+    overflow = given is not None or may_overflow(q, keys, scale / (problem.softcap or 1.0))
+    rows_before = part.indices(len(queries))[0]
+    q, queries, rows = q[:, part], queries[part], rows[part]  # (G, R, d_k), (R,)
     hull = problem.mask.hull(batch, heads).queries(queries)
     bounds = np.stack([hull.first, hull.stop]).astype(np.int32)
-    places, positions, given = None, None, problem.given
+    places, positions = None, None
     if problem.mask.shift is not None:
         places = problem.mask.positions(slice(batch, batch + 1), queries)[0]
         positions = torch.as_tensor(places, device=problem.device)
@@ -312,10 +319,11 @@ def make_group(
         positions=positions if with_distances else None,
         positions_float=None if positions is None else problem.cast(positions),
         by_interval=hull.exact and mask.added is None and given is None,
-        may_overflow=given is not None or may_overflow(q, keys, scale / (problem.softcap or 1.0)),
+        may_overflow=overflow,
         top_key=with_top_key or problem.dtype == torch.float64,
         given=None if given is None else given.values[batch, heads.start : heads.stop],
         zeros_hidden=given is not None and given.zeros_hidden,
+        rows_before=rows_before,
     )
 
 

@@ -17,6 +17,7 @@ from attncli.attention.streaming.head_group import HeadGroup, RowBlock, Tile
 from attncli.attention.streaming.tiles import (
     NO_WEIGHT,
     TILE_KEYS,
+    TILE_ROWS,
     TileSums,
     Workspace,
     exponential,
@@ -264,11 +265,9 @@ def _output(sums: TileSums, largest: torch.Tensor, empty: torch.Tensor) -> torch
 
 # How many steps from its query a key counts as local.
 LOCAL_WINDOW = 4
-# Rows of a diagonal at once: with 64 dimensions a product of 8 MiB.
-DIAGONAL_ROWS = 1 << 15
 # A weight that no key has.
 NOT_SEEN = -1.0
-# Cells of a band that are computed and not used grow with its height.
+# Cells of a band that are computed and not used grow with its height, a part of that of blocks.
 BAND_ROWS = 256
 
 
@@ -333,8 +332,8 @@ def _diagonals(group: HeadGroup) -> torch.Tensor:
     found = group.keys.new_full((len(group.heads), length, width), -torch.inf)
     factor = group.factor()
     factor = factor[..., 0] if isinstance(factor, torch.Tensor) else factor  # (G, 1)
-    for start in range(0, length, DIAGONAL_ROWS):
-        stop = min(start + DIAGONAL_ROWS, length)
+    for start in range(0, length, TILE_ROWS):  # sums of a part of the rows are rounded as of all
+        stop = min(start + TILE_ROWS, length)
         queries = group.shrunk_queries(start, stop).transpose(1, 2).contiguous()  # (G, d_k, rows)
         position = int(group.positions[start])
         for step in range(width):
@@ -363,9 +362,8 @@ def _bands(group: HeadGroup, rows: RowStatistics) -> torch.Tensor:
 def _first_share(group: HeadGroup, rows: RowStatistics, sink_keys: int, work: Workspace) -> Share:
     count = min(sink_keys, group.keys.shape[2])
     total = Share(torch.zeros_like(rows.row_max), torch.zeros_like(rows.keys))
-    height = max(1, work.logits.numel() // max(1, min(count, TILE_KEYS) * len(group.heads)))
-    for start in range(0, len(group.queries), height):
-        block = RowBlock(start, min(start + height, len(group.queries)), ())
+    for start in range(0, len(group.queries), TILE_ROWS):
+        block = RowBlock(start, min(start + TILE_ROWS, len(group.queries)), ())
         queries = group.shrunk_queries(block.start, block.stop)
         inside = slice(block.start, block.stop)
         for left in range(0, count, TILE_KEYS):
@@ -415,11 +413,14 @@ def _band(group: HeadGroup, block: RowBlock, rows: RowStatistics, work: Workspac
 
 
 def _narrow_blocks(group: HeadGroup) -> Iterator[RowBlock]:
-    """Blocks of rows that stand near each other, so that their bands overlap."""
+    """Blocks of rows that stand near each other, so that their bands overlap.
+
+    None goes beyond a multiple of their height, from which a part of the rows may begin.
+    """
     assert group.places is not None
     places, start = group.places, 0
     while start < len(places):
-        near = places[start : start + BAND_ROWS]
+        near = places[start : (start // BAND_ROWS + 1) * BAND_ROWS]
         ahead = np.flatnonzero((near < near[0]) | (near >= near[0] + BAND_ROWS))
         stop = start + (int(ahead[0]) if len(ahead) else len(near))
         yield RowBlock(start, stop, ())

@@ -23,6 +23,7 @@ from attncli.attention.streaming.head_group import (
     row_blocks,
     top_key_of,
 )
+from attncli.attention.streaming.mass import BlockMass, KeyMass
 from attncli.attention.streaming.pooling import (
     Bins,
     PooledWeights,
@@ -79,18 +80,6 @@ class Wanted:
             raise UsageError("«sink_keys»", f"expected at least 1, got {self.sink_keys}")
 
 
-@dataclass(frozen=True, slots=True)
-class KeyMass:
-    """What each key receives from all queries, (G, S_k) or (S_k,)."""
-
-    queries: torch.Tensor  # int64, how many queries see the key
-    mass: torch.Tensor  # float64, Σ of the weights they give it
-
-    def of_head(self, index: int) -> KeyMass:
-        """One head of the group."""
-        return KeyMass(self.queries[index], self.mass[index])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadRows(RowStatistics):
     """The real queries of one head, (R,), and what is known beside their rows."""
@@ -113,6 +102,7 @@ def stream_rows(
     batches: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     queries: Sequence[NDArray[np.int64]] | None = None,
+    part: slice = slice(None),
     advance: Callable[[int], None] | None = None,
 ) -> Iterator[HeadRows]:
     """Compute the statistics of every row, one batch and head after another.
@@ -124,6 +114,8 @@ def stream_rows(
         heads: query heads, likewise.
         queries: int64 arrays, one for each batch of the problem: ascending indices of the
             queries to look at; None for all real ones.
+        part: which of these alone, from a multiple of TILE_ROWS on; what is found of a row is what
+            is found beside all the others, bit for bit.
         advance: told after each block of rows how many of the `planned_cells` it covered.
     """
     wanted = wanted or Wanted()
@@ -139,6 +131,7 @@ def stream_rows(
                     batch,
                     several,
                     chosen,
+                    part=part,
                     with_values=wanted.output,
                     with_top_key=wanted.top_key,
                     with_distances=wanted.distances,
@@ -238,16 +231,13 @@ def _all_mass(
     bins: Bins | None,
     advance: Callable[[int], None] | None,
 ) -> tuple[KeyMass, PooledWeights | None]:
-    def give(block: RowBlock, work: Workspace) -> tuple[KeyMass, PooledWeights | None]:
+    def give(block: RowBlock, work: Workspace) -> tuple[BlockMass, PooledWeights | None]:
         return mass_of_block(group, block, rows, work, bins)
 
     received = no_mass(group)
     pooled = None if bins is None else nothing_pooled(group, bins)
-    for block, (part, of_block) in _each(group, give, blocks, advance):
-        if block.tiles:
-            inside = slice(block.tiles[0].start, block.tiles[-1].stop)
-            received.mass[:, inside] += part.mass
-            received.queries[:, inside] += part.queries
+    for _, (found, of_block) in _each(group, give, blocks, advance):
+        received.add(found)
         if pooled is not None and of_block is not None:
             pooled.add(of_block)
     return received, pooled
@@ -287,14 +277,13 @@ def _largest_logit(
 
 
 def no_mass(group: HeadGroup) -> KeyMass:
-    """Zeros to add to; the queries are known already where intervals alone decide."""
+    """Nothing yet; the queries are known already where intervals alone decide."""
     shape = (len(group.heads), group.keys.shape[2])
-    mass = torch.zeros(shape, dtype=torch.float64, device=group.device)
     queries = torch.zeros(shape, dtype=torch.int64, device=group.device)
     if group.by_interval:
         seen = coverage(group.hull.first, group.hull.stop, shape[1])
         queries += torch.as_tensor(seen).to(queries)
-    return KeyMass(queries, mass)
+    return KeyMass(queries)
 
 
 def mass_of_block(
@@ -303,7 +292,7 @@ def mass_of_block(
     rows: RowStatistics,
     work: Workspace,
     bins: Bins | None = None,
-) -> tuple[KeyMass, PooledWeights | None]:
+) -> tuple[BlockMass, PooledWeights | None]:
     """What the queries of one block give to each key from its first tile's to its last's.
 
     Args:
@@ -349,4 +338,5 @@ def mass_of_block(
             seen_by[:, inside] = (~hidden).sum(1)
         if bins is not None and pooled is not None:
             pool_tile(pooled, bins, block, tile, weights.mul_(share.mT))
-    return KeyMass(seen_by, mass), pooled
+    number = (group.rows_before + block.start) // TILE_ROWS
+    return BlockMass(number, first, mass, seen_by), pooled
