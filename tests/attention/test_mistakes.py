@@ -181,7 +181,9 @@ def test_boolean_masks_read_otherwise() -> None:
         variant = variant_of(attn_mask=given, mask_true=meaning)
         (inverted,) = tried("mask:inverted", variant)
         assert inverted.changes == {"mask_true": other}
-        assert torch.equal(weights(inverted.variant) > 0, torch.from_numpy(~keep).expand(2, 4, 5, 7))
+        assert torch.equal(
+            weights(inverted.variant) > 0, torch.from_numpy(~keep).expand(2, 4, 5, 7)
+        )
         (added,) = tried("mask:as-additive", variant)
         logits = (weights(added.variant) / weights(variant_of())).log()  # up to one number a row
         expected = torch.from_numpy(given).to(torch.float64)
@@ -195,7 +197,9 @@ def test_boolean_masks_read_otherwise() -> None:
 def test_additive_masks_read_as_booleans() -> None:
     added = np.tile(np.array([0.0, 1.0, -1e9, -np.inf, 0.0, -2.0, 0.0]), (5, 1))
     variant = variant_of(attn_mask=added)
-    seen = [(weights(one.variant) > 0)[0, 0, 0].tolist() for one in tried("mask:as-boolean", variant)]
+    seen = [
+        (weights(one.variant) > 0)[0, 0, 0].tolist() for one in tried("mask:as-boolean", variant)
+    ]
     line = added[0]
     assert seen == [(line != 0).tolist(), (line == 0).tolist(), (line > -1e8).tolist()]
     assert changes("mask:inverted", variant) == []
@@ -350,4 +354,3 @@ def test_one_fused_row_split_otherwise() -> None:
     assert per_tensor.v is not None
     assert torch.equal(per_tensor.v, rows[:, :, [4, 5]].transpose(1, 2))
     assert len(tried("layout:packed", variant_of(heads=2, kv_heads=2, dv=4))) == 8  # 5 queries
-    assert math.prod(problem.q.shape) == 2 * 2 * 7 * 4
