@@ -20,9 +20,9 @@ PACKAGE = Path(attncli.__file__).parent
 
 # What each package may import of the others, for its types as well; `attncli` is the version.
 ARROWS = {
-    "attention": {"columns", "errors", "limits"},
+    "attention": {"columns", "errors", "limits", "ranks"},
     "files": {"errors", "limits", "signals"},
-    "analysis": {"attention", "columns", "errors", "files", "limits"},
+    "analysis": {"attention", "columns", "errors", "files", "limits", "ranks"},
     "report": {"attention", "attncli", "columns", "errors", "files", "signals"},
     "recording": {"analysis", "attention", "columns", "errors", "files", "limits"},
     "results": {"analysis", "attention", "columns", "errors", "files", "limits", "report"},
@@ -36,6 +36,7 @@ ARROWS = {
         "errors",
         "files",
         "limits",
+        "ranks",
         "recording",
         "report",
         "signals",
@@ -43,6 +44,7 @@ ARROWS = {
     "columns": set(),
     "errors": set(),
     "limits": {"errors"},
+    "ranks": {"errors"},
     "attncli": {"analysis", "api", "attention", "errors", "masking", "recording", "results"},
     "signals": set(),
     "__main__": {"cli", "signals"},
@@ -58,6 +60,7 @@ LIGHT = (
     "attncli.columns",
     "attncli.errors",
     "attncli.files",
+    "attncli.ranks",
     "attncli.signals",
 )
 HEAVY = {"numpy", "rich", "torch"}
@@ -72,6 +75,7 @@ PUT_OFF = {
     "attncli": "a public name, loaded with its first use",
     "attncli.cli.capture_run": "transformers, an extra",
     "attncli.report.drawing": "matplotlib, which pictures alone need, and not everybody has",
+    "attncli.ranks": "torch.distributed, of which a command in one process has no use",
     "attncli.files.reader": "torch, for which a .pt file alone has use",
 }
 # Options are spelt there alone: everything else names fields, and each caller hears its own way.

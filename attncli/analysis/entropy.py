@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attncli import ranks
 from attncli.analysis.options import floats, several
 from attncli.analysis.tensor_files import Labels
 from attncli.attention.problem import Problem
@@ -26,6 +27,7 @@ from attncli.attention.streaming.heads import (
     estimates_of,
     head_statistics,
 )
+from attncli.attention.streaming.parts import Run, rows_of_runs
 from attncli.attention.streaming.rows import RowStatistics
 from attncli.attention.streaming.stream import HeadRows, Wanted, stream_rows
 from attncli.attention.threads import sum_of
@@ -214,6 +216,38 @@ def measure(
         advance=advance,
     ):
         yield rows, head_statistics(rows, thresholds)
+
+
+def measure_all(
+    chosen: Sequence[ChosenHeads],
+    wanted: Wanted,
+    thresholds: Thresholds,
+    *,
+    queries: Sequence[Sequence[NDArray[np.int64]] | None],
+    advance: Callable[[int], None] | None = None,
+) -> Iterator[tuple[ChosenHeads, HeadRows, HeadStatistics]]:
+    """The same of the heads of several problems, shared out over the ranks where there are any.
+
+    Args:
+        queries: as for `stream_rows`, of each problem.
+        chosen, wanted, thresholds, advance: as for `measure`.
+    """
+    if ranks.count() == 1:
+        for some, rows_chosen in zip(chosen, queries, strict=True):
+            found = measure(some, wanted, thresholds, queries=rows_chosen, advance=advance)
+            yield from ((some, *each) for each in found)
+        return
+    runs = [
+        (some, run)
+        for some, rows_chosen in zip(chosen, queries, strict=True)
+        for run in Run.all_of(
+            some.problem, some.selection.batches, some.selection.heads, rows_chosen
+        )
+    ]
+    wanted_of = [replace(wanted, tokens=some.tokens) for some, _ in runs]
+    of_runs = rows_of_runs([run for _, run in runs], wanted_of, advance)
+    for (some, _), heads in zip(runs, of_runs, strict=False):  # none at other ranks
+        yield from ((some, rows, head_statistics(rows, thresholds)) for rows in heads)
 
 
 def variants(

@@ -22,7 +22,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from attncli import __version__
+from attncli import __version__, ranks
 from attncli.analysis.options import AttentionWords, refuse_beyond_64_bits
 from attncli.attention.options import OPTIONS, Kind, MaskTrue, Stage, Told
 from attncli.cli.commands import COMMANDS, examples_of
@@ -232,7 +232,7 @@ def _is_number(text: str) -> bool:
 
 
 def _refuse_second_stdin(values: dict[str, Any]) -> None:
-    """Standard input can be read once: two options that name it are a mistake."""
+    """Standard input can be read once: two options that name it are a mistake, or two ranks."""
     named = [
         name
         for name, value in values.items()
@@ -241,6 +241,8 @@ def _refuse_second_stdin(values: dict[str, Any]) -> None:
     ]
     if len(named) > 1:
         raise UsageError("-", "expected standard input to be read once, got it several times")
+    if named and ranks.place().count > 1:
+        raise UsageError("-", "expected a file that every rank can read, got standard input")
 
 
 def _refuse_overwriting(values: dict[str, Any]) -> None:
@@ -327,7 +329,9 @@ class AttncliGroup(TyperGroup):
             refuse_other_digits(sys.argv[1:] if given is None else given)
             return super(AttncliGroup, self).main(*args, **kwargs)
 
-        sys.exit(exit_code_of(work))
+        code = exit_code_of(work)
+        ranks.leave(code)
+        sys.exit(code)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read what stands before the subcommand, for which Typer loads pydantic: often nothing."""
@@ -428,4 +432,6 @@ def main() -> None:
     """Entry point of the `attncli` command."""
     # Imports make a million objects, none of them garbage: looking for it takes a tenth of a run.
     gc.set_threshold(50_000, 20, 20)
+    if "--debug" not in sys.argv:
+        ranks.silence()
     app()

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import MISSING, dataclass
 from enum import StrEnum
 from importlib import import_module
 from typing import Any, ClassVar
 
+from attncli import ranks
 from attncli.analysis.options import AttentionWords, FileOptions, InputOptions, several
 from attncli.attention.options import DistributionName, Layout, Precision, Stage, option
 from attncli.errors import DataError, UsageError
@@ -557,6 +559,8 @@ def _require_drawn(inputs: InputOptions) -> tuple[Any, Any]:
 def _run(name: str, *given: Any) -> None:
     """Load the body of a command, which is heavy, and run it: its files appear together, or none.
 
+    Of several ranks all run what they share, and rank 0 alone runs the rest.
+
     Raises:
         DataError: the working directory has been deleted; torch would end the program.
     """
@@ -565,9 +569,18 @@ def _run(name: str, *given: Any) -> None:
     except FileNotFoundError:
         problem = "expected one that is there, got one that was deleted"
         raise DataError("working directory", problem) from None
-    with import_module("attncli.files.target").together():
+    if name not in SHARED and not ranks.is_first():
+        return
+    with (
+        import_module("attncli.files.target").together(),
+        ranks.joined() if name in SHARED else nullcontext(),
+    ):
         import_module(f"attncli.cli.{name}_run").run(*given)
         sys.stdout.flush()  # a full disk behind it is a failure, too
+
+
+# Bodies of commands whose work ranks share.
+SHARED = ("entropy",)
 
 
 # For each command two that show what it does, and the page that says more.

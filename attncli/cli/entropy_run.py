@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from attncli import ranks
 from attncli.analysis import entropy as analysis
 from attncli.analysis.entropy import ChosenHeads, GroupPlace, Record
 from attncli.analysis.options import AttentionWords, InputOptions, floats, indices, several
@@ -253,13 +254,11 @@ def _measured(
         queries = some.problem.sizes.q_len
         share = 1.0 if count is None else min(1.0, count / max(1, queries))
         total += planned_cells(some.problem, wanted, **of) * share
-    with progress(printer, 0 if silent else int(total), "attention") as advance:
-        for some in chosen:
-            drawn = None if count is None else draw_rows(some.problem, count, options.sample_seed)
-            for rows, statistics in analysis.measure(
-                some, wanted, thresholds, queries=drawn, advance=advance
-            ):
-                yield some, rows, statistics
+    seed = options.sample_seed
+    drawn = [None if count is None else draw_rows(some.problem, count, seed) for some in chosen]
+    shown = 0 if silent else int(total / ranks.count())
+    with progress(printer, shown, "attention") as advance:
+        yield from analysis.measure_all(chosen, wanted, thresholds, queries=drawn, advance=advance)
 
 
 def _view(

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from attncli import ranks
 from attncli.errors import (
     AttncliError,
     DataError,
@@ -60,7 +61,7 @@ def exit_code_of(work: Callable[[], Any], debug: bool = False, frugal: str = "")
 
 def explain_failure(error: BaseException, frugal: str = "") -> int:
     """Print what happened in one line, and at most one of advice; return the exit code."""
-    if isinstance(error, typer.Exit | LeftOutError):
+    if isinstance(error, typer.Exit | LeftOutError | ranks.StoppedError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         _print("attncli: interrupted")
@@ -71,9 +72,11 @@ def explain_failure(error: BaseException, frugal: str = "") -> int:
         known = DataError(
             f"unexpected {kind}", str(error), "this is a fault of attncli; --debug shows where"
         )
-    tell(known)
-    if known.advice:
-        _print(on_command_line(f"  {known.advice}"))
+    said = ranks.failed(known)
+    if said is not None:
+        tell(said)
+    if said is not None and said.advice:
+        _print(on_command_line(f"  {said.advice}"))
     return known.exit_code
 
 

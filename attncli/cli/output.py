@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from attncli import ranks
 from attncli.analysis.options import defaults_of, several
 from attncli.cli.commands import OutputOptions, PlotOptions, PrintOptions
 from attncli.cli.failures import tell
@@ -38,12 +39,14 @@ _NOT_DRAWN = ("save", "save_as", "save_dtype", "fail_on")
 
 
 def make_printer(output: OutputOptions) -> Printer:
-    """The printer that the output options ask for.
+    """The printer that the output options ask for; of ranks the first alone has one that prints.
 
     Raises:
         DataError: the folder to write to is not there; nothing has been saved by then.
         UsageError: a picture that cannot be drawn.
     """
+    if not ranks.is_first():
+        return Printer(quiet=True)
     if output.output != "-":
         require_target(output.output)
     if isinstance(output, PlotOptions) and output.plot is not None:
@@ -68,7 +71,7 @@ def write_picture(
         module: that draws.
     """
     target = given[-1].plot
-    if target is not None:
+    if target is not None and ranks.is_first():
         title = shlex.join(command_words(command, given, dict.fromkeys(_NOT_DRAWN)))
         draw(pictures(module), title).write(target)
         printer.wrote(target)
@@ -119,7 +122,8 @@ def write_result(
         printer: where to.
         command: the subcommand, which names the schema.
         columns: the keys of every record, in order.
-        records: NDJSON and CSV write them as they come; the others gather them first.
+        records: NDJSON and CSV write them as they come; the others gather them first. Ranks other
+            than the first have none, and do their share of the work as they ask for them.
         inputs: what `inputs` of the JSON document says.
         params: what `params` says.
         show: draws the gathered records as tables.
@@ -130,6 +134,10 @@ def write_result(
         UsageError: a column that records do not have.
     """
     form, chosen = output.format, _chosen(output.columns, columns)
+    if not ranks.is_first():
+        for _ in records:  # do this rank's share of what they are made of
+            pass
+        return
     keys = [column.key for column in chosen]
     if form is Format.NDJSON and output.columns is not None:
         printer.write(ndjson({key: record[key] for key in keys} for record in records))
