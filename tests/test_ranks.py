@@ -124,6 +124,22 @@ def test_entropy_is_that_of_one_process(
     assert_same(in_ranks(*arguments, count=count), run(*arguments))
 
 
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "variance b.npz --causal -f json",
+        "compare b.npz --causal --what-if left-window=300 --what-if k-dtype=int8 -f json",
+        "compare b.npz --what-if scale=0.3 --per-row --precision float32 -f csv",
+        "compare b.npz --what-if softcap=5 --worst --fail-on kl=100",
+    ],
+)
+def test_the_other_commands_likewise(
+    bundle: str, in_ranks: InRanks, run: Run, words: str, count: int
+) -> None:
+    assert_same(in_ranks(*words.split(), count=count), run(*words.split()))
+
+
 def test_groups_with_tokens(in_ranks: InRanks, run: Run) -> None:
     arguments = ["entropy", SAMPLES / "minilm.safetensors", "-f", "json"]
     assert_same(in_ranks(*arguments), run(*arguments))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
 import torch
 
 from attncli.attention.check.candidate import Target
 from attncli.attention.problem import Problem
 from attncli.attention.variance.fit_scale import ScaleCandidate, ScaleFit, fit_scale
-from attncli.attention.variance.moments import ScoreMoments
+from attncli.attention.variance.moments import ScoreMoments, audit_sharing
 from attncli.columns import Column, columns_of
 from attncli.errors import DataError
+from attncli.ranks import in_order
 
 _SCALE = float | tuple[float, ...]
 
@@ -26,6 +30,31 @@ FIT_SCALE = (
     ),
     *columns_of(ScaleCandidate),
 )
+
+
+def audited(problems: Sequence[Problem]) -> Iterator[tuple[int, ScoreMoments]]:
+    """The moments of every head with the number of its problem, shared out over the ranks."""
+    places = [
+        (at, batch, kv_head)
+        for at, problem in enumerate(problems)
+        for batch in range(problem.sizes.batch)
+        for kv_head in range(problem.kv_heads)
+    ]
+
+    def costs(place: tuple[int, int, int]) -> list[float]:
+        sizes = problems[place[0]].sizes
+        return [1.0 + sizes.q_len + sizes.k_len] * (sizes.heads // problems[place[0]].kv_heads)
+
+    def work(place: tuple[int, int, int], part: slice) -> list[ScoreMoments]:
+        at, batch, kv_head = place
+        return audit_sharing(problems[at], batch, kv_head, part)
+
+    def join(parts: Sequence[list[ScoreMoments]]) -> list[ScoreMoments]:
+        return list(chain.from_iterable(parts))
+
+    found = in_order(places, costs, work, join)
+    for (at, *_), heads in zip(places, found, strict=False):  # none at other ranks
+        yield from ((at, moments) for moments in heads)
 
 
 def fit_to(problem: Problem, given: torch.Tensor, where: str) -> ScaleFit:

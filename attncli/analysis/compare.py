@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attncli import ranks
 from attncli.analysis.entropy import ROWS_AT_ONCE, GroupPlace, Record
 from attncli.analysis.problems import GroupProblem
 from attncli.analysis.what_if import Change, changed
@@ -24,6 +25,7 @@ from attncli.attention.streaming.divergence import (
     stream_divergences,
 )
 from attncli.attention.streaming.heads import head_statistics
+from attncli.attention.streaming.parts import shared_divergences
 from attncli.attention.streaming.stream import HeadRows, Wanted
 from attncli.attention.threads import single_threaded_torch
 from attncli.columns import column, columns_of, record_of
@@ -340,7 +342,8 @@ def compare_heads(
     output = all(v is not None and all_finite(v) for v in values) and pair.a.dv == pair.b.dv
     of = {"batches": pair.selection.batches, "heads": pair.selection.heads}
     wanted = Wanted(output=output, tokens=pair.tokens)
-    for found in stream_divergences(pair.a, pair.b, wanted, **of, advance=advance):
+    stream = stream_divergences if ranks.count() == 1 else shared_divergences
+    for found in stream(pair.a, pair.b, wanted, **of, advance=advance):
         with single_threaded_torch(pair.a.device):
             rows, changes = _rows(found)
             statistics = _statistics(found, rows, changes, pair.what_if)

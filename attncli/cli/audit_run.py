@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from attncli.analysis import audit as analysis
 from attncli.analysis.inputs import describe, read_tensor
@@ -14,7 +14,6 @@ from attncli.analysis.problems import (
     load_problems,
     params_record,
 )
-from attncli.attention.variance.moments import audit as audited
 from attncli.attention.variance.moments import diagnosis
 from attncli.cli.commands import AuditOptions, ExperimentOptions, PlotOptions
 from attncli.cli.output import (
@@ -82,7 +81,7 @@ def _run_audit(
         printer,
         command="variance",
         columns=analysis.AUDIT,
-        records=kept((record for one in made for record in _audited(one)), drawn),
+        records=kept(_audited(made), drawn),
         inputs=inputs_record(made),
         params=params_record(made),
         show=lambda found: audit_tables(found, printer, output.digits),
@@ -90,9 +89,10 @@ def _run_audit(
     return drawn
 
 
-def _audited(made: GroupProblem) -> Iterator[Record]:
-    place = {"source": made.group.source_name, "group": made.group.name}
-    for moments in audited(made.problem):
+def _audited(made: Sequence[GroupProblem]) -> Iterator[Record]:
+    for at, moments in analysis.audited([one.problem for one in made]):
+        group = made[at].group
+        place = {"source": group.source_name, "group": group.name}
         yield place | record_of(moments) | {"diagnosis": diagnosis(moments)}
 
 

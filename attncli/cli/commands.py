@@ -580,7 +580,7 @@ def _run(name: str, *given: Any) -> None:
 
 
 # Bodies of commands whose work ranks share.
-SHARED = ("entropy",)
+SHARED = ("audit", "compare", "entropy")
 
 
 # For each command two that show what it does, and the page that says more.

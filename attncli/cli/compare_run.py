@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from attncli import ranks
 from attncli.analysis import compare as analysis
 from attncli.analysis.compare import ComparedHead, Pair, WorstRow
 from attncli.analysis.entropy import GroupPlace, Record, token_numbers
@@ -189,7 +190,7 @@ def _compared(sides: Sides, printer: Printer, *, silent: bool) -> Iterator[Compa
         4 * planned_cells(pair.a, batches=pair.selection.batches, heads=pair.selection.heads)
         for pair, _ in sides.pairs
     ) * max(1, len(sides.changes))
-    with progress(printer, 0 if silent else total, "attention") as advance:
+    with progress(printer, 0 if silent else total // ranks.count(), "attention") as advance:
         for pair, one in sides.pairs:
             made: Iterable[Pair] = [pair]
             if sides.changes:

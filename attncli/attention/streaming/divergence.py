@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from attncli.attention.problem import Problem
 from attncli.attention.streaming.head_group import HeadGroup, RowBlock, common_blocks, make_group
@@ -88,6 +89,7 @@ def stream_divergences(
     *,
     batches: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
+    part: slice = slice(None),
     advance: Callable[[int], None] | None = None,
 ) -> Iterator[HeadPair]:
     """Compare every row, one batch and head after another, over the queries real on both sides.
@@ -96,6 +98,7 @@ def stream_divergences(
         a, b: two problems of equal batches, heads, queries and keys, on one device.
         wanted: what to compute of both sides beside the columns that every row has.
         batches, heads: indices, in the order to yield them; None for all.
+        part: which of the queries, as for `stream_rows`.
         advance: told after each block of rows how many cells it covered.
 
     Raises:
@@ -106,7 +109,7 @@ def stream_divergences(
     heads = range(a.sizes.heads) if heads is None else heads
     masks = [side.mask_on_device() for side in (a, b)]
     for batch in range(a.sizes.batch) if batches is None else batches:
-        chosen = np.arange(min(a.mask.real_queries(batch), b.mask.real_queries(batch)))
+        chosen = real_on_both(a, b, batch)
         for several in neighbours(heads, heads_at_once(a, len(chosen))):
             with single_threaded_torch(a.device) as workers:
                 groups = [
@@ -117,6 +120,7 @@ def stream_divergences(
                             batch,
                             several,
                             chosen,
+                            part=part,
                             with_values=wanted.output,
                             with_top_key=True,
                         ),
@@ -128,6 +132,11 @@ def stream_divergences(
                 found = _of_groups(groups, [rows for rows, _ in sides], advance)
             for of_a, of_b, rows in zip(sides[0][1], sides[1][1], found, strict=True):
                 yield HeadPair(of_a, of_b, rows)
+
+
+def real_on_both(a: Problem, b: Problem, batch: int) -> NDArray[np.int64]:
+    """Int64 (R,): the queries that are padding on neither side."""
+    return np.arange(min(a.mask.real_queries(batch), b.mask.real_queries(batch)))
 
 
 def refuse_other_shapes(a: Problem, b: Problem) -> None:

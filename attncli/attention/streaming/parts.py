@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from attncli.attention.problem import Problem
+from attncli.attention.streaming.divergence import HeadPair, real_on_both, stream_divergences
 from attncli.attention.streaming.mass import KeyMass
 from attncli.attention.streaming.stream import (
     HeadRows,
@@ -124,6 +125,41 @@ def rows_of_runs(
         return [join_rows(of_head) for of_head in zip(*parts, strict=True)]
 
     return in_order(range(len(runs)), lambda at: runs[at].costs, work, join)
+
+
+def shared_divergences(
+    a: Problem,
+    b: Problem,
+    wanted: Wanted,
+    *,
+    batches: Sequence[int],
+    heads: Sequence[int],
+    advance: Callable[[int], None] | None = None,
+) -> Iterator[HeadPair]:
+    """What `stream_divergences` finds, shared out over the ranks."""
+    queries = [real_on_both(a, b, batch) for batch in range(a.sizes.batch)]
+    sides = [Run.all_of(side, batches, heads, queries) for side in (a, b)]
+
+    def costs(at: int) -> list[float]:
+        return [sum(both) for both in zip(*(side[at].costs for side in sides), strict=True)]
+
+    def work(at: int, part: slice) -> list[HeadPair]:
+        run, rows = sides[0][at], rows_of(part)
+        found = stream_divergences(
+            a, b, wanted, batches=[run.batch], heads=run.heads, part=rows, advance=advance
+        )
+        return list(found)
+
+    def join(parts: Sequence[list[HeadPair]]) -> list[HeadPair]:
+        return [_join_pairs(of_head) for of_head in zip(*parts, strict=True)]
+
+    for pairs in in_order(range(len(sides[0])), costs, work, join):
+        yield from pairs
+
+
+def _join_pairs(parts: Sequence[HeadPair]) -> HeadPair:
+    a, b = (join_rows([getattr(part, side) for part in parts]) for side in "ab")
+    return HeadPair(a, b, join_tensors([part.rows for part in parts]))
 
 
 def rows_of(blocks: slice) -> slice:

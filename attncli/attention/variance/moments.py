@@ -374,12 +374,19 @@ NEAR = 2.0
 
 def audit(problem: Problem) -> Iterator[ScoreMoments]:
     """The moments of every head of every batch, key heads that are shared measured once."""
-    per_key_head = problem.sizes.heads // problem.kv_heads
     for batch in range(problem.sizes.batch):
         for kv_head in range(problem.kv_heads):
-            keys = key_moments(problem, batch, kv_head)
-            for head in range(kv_head * per_key_head, (kv_head + 1) * per_key_head):
-                yield score_moments(problem, batch, head, keys=keys)
+            yield from audit_sharing(problem, batch, kv_head)
+
+
+def audit_sharing(
+    problem: Problem, batch: int, kv_head: int, part: slice = slice(None)
+) -> list[ScoreMoments]:
+    """The moments of the query heads that share a key head, or of some of these."""
+    count = problem.sizes.heads // problem.kv_heads
+    keys = key_moments(problem, batch, kv_head)
+    heads = range(kv_head * count, (kv_head + 1) * count)[part]
+    return [score_moments(problem, batch, head, keys=keys) for head in heads]
 
 
 def diagnosis(record: ScoreMoments) -> str:
