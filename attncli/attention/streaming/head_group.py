@@ -74,6 +74,7 @@ class HeadGroup:
     # Whether logits may be NaN or infinite, so that each tile has to be looked at.
     may_overflow: bool
     top_key: bool  # whether to note where the largest logit of each row stands
+    entropy: bool = True  # whether it is wanted
     # (G, S_q, S_k), weights in the place of q and keys, where they came; None for none.
     given: torch.Tensor | None = None
     zeros_hidden: bool = False  # whether those of 0 are hidden
@@ -89,6 +90,11 @@ class HeadGroup:
     def device(self) -> torch.device:
         """Where it is done."""
         return self.keys.device
+
+    @property
+    def on_host(self) -> bool:
+        """Whether to look at a value costs nothing; elsewhere it waits for all that is queued."""
+        return self.device.type == "cpu"
 
     @property
     def plain(self) -> bool:
@@ -153,11 +159,11 @@ class HeadGroup:
         places = self.places[block.start : block.stop]
         return int(places.min()), int(places.max())
 
-    def intervals(self, block: RowBlock, tile: Tile) -> tuple[torch.Tensor, torch.Tensor]:
-        """Int32 (rows,) twice: where in a tile each row's keys start and stop."""
-        width = tile.stop - tile.start
-        first, stop = self.bounds[:, block.start : block.stop] - tile.start
-        return first.clamp_(0, width), stop.clamp_(0, width)
+    def intervals(self, block: RowBlock, tile: Tile) -> NDArray[np.int32]:
+        """Int32 (2, rows), on the host: where in a tile each row's keys start and stop."""
+        hull, rows = self.hull, slice(block.start, block.stop)
+        bounds = np.stack([hull.first[rows], hull.stop[rows]]) - tile.start
+        return bounds.clip(0, tile.stop - tile.start).astype(np.int32)
 
     def visible(self, block: RowBlock, tile: Tile) -> torch.Tensor:
         """Bool (G | 1, rows, keys): True where the query may see the key."""
@@ -221,9 +227,10 @@ def common_blocks(hulls: Sequence[Hull], height: int, width: int) -> Iterator[tu
     for start in range(0, len(hulls[0].first), height):
         sides = [hull.queries(slice(start, start + height)) for hull in hulls]
         edges = [
-            (left, min(left + width, high))
+            (max(low, right - width), right)
             for low, high in _joined(sorted(span for rows in sides for span in rows.spans()))
-            for left in range(low, high, width)
+            # From the end, so that tiles on a diagonal are cut by it alike.
+            for right in reversed(range(high, low, -width))
         ]
         yield tuple(
             RowBlock(

@@ -195,14 +195,9 @@ class _Merged:
 
 def _merge_tiles(group: HeadGroup, sums: TileSums) -> _Merged:
     tiles, unit = slice(sums.tiles), math.log(2) if group.base2_logits else 1.0
-    tile_max, reference, sum_exp, shifted = (
+    tile_max, reference, sum_exp = (
         part[tiles].to(torch.float64) * scale
-        for part, scale in (
-            (sums.tile_max, unit),
-            (sums.reference, unit),
-            (sums.sum_exp, 1.0),
-            (sums.sum_exp_shifted, unit),
-        )
+        for part, scale in ((sums.tile_max, unit), (sums.reference, unit), (sums.sum_exp, 1.0))
     )  # (T, G, R)
     row_max, best = tile_max.max(0)
     finite_max = row_max.clamp(min=torch.finfo(sums.tile_max.dtype).min * unit)
@@ -211,7 +206,10 @@ def _merge_tiles(group: HeadGroup, sums: TileSums) -> _Merged:
     # What each tile's largest logit weighs, where its sum leaves it out. That of the best tile is
     # the 1 which sum_exp_minus_1 does not count.
     apart = exponential(tile_max - reference) if group.separate_max else torch.zeros_like(sum_exp)
-    shifted = (shrink * (shifted + shift * (sum_exp + apart))).sum(0)
+    shifted = torch.full_like(row_max, torch.nan)
+    if sums.sum_exp_shifted is not None:
+        of_tiles = sums.sum_exp_shifted[tiles].to(torch.float64) * unit
+        shifted = (shrink * (of_tiles + shift * (sum_exp + apart))).sum(0)
     others = (shrink * apart).scatter(0, best[None], 0.0)
     minus_1 = (shrink * sum_exp + others).sum(0) - (0.0 if group.separate_max else 1.0)
     minus_1 = minus_1.masked_fill(sums.lost, torch.nan)

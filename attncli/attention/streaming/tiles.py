@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from attncli.attention.streaming.head_group import HeadGroup, RowBlock, Tile
 
@@ -53,7 +55,7 @@ class TileSums:
     tile_max: torch.Tensor
     reference: torch.Tensor
     sum_exp: torch.Tensor
-    sum_exp_shifted: torch.Tensor
+    sum_exp_shifted: torch.Tensor | None
     distance_sum: torch.Tensor | None
     top_key: torch.Tensor | None
     seen: torch.Tensor
@@ -76,7 +78,7 @@ class TileSums:
             tile_max,
             reference,
             sum_exp,
-            sum_exp_shifted,
+            sum_exp_shifted if group.entropy else None,
             distance_sum=None if group.positions is None else distance,
             top_key=top_key,
             seen=torch.zeros(1, rows, dtype=torch.int64, device=device),
@@ -103,7 +105,12 @@ class Workspace:
     upwards: torch.Tensor  # 0 … S_k − 1; downwards, the same back
     downwards: torch.Tensor
     _distances: torch.Tensor | None = field(default=None, repr=False)
-    _edges: tuple[torch.Tensor, torch.Tensor] | None = field(default=None, repr=False)
+    _views: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict, repr=False
+    )
+    _edges: dict[tuple[int, bool, bool], tuple[NDArray[np.int32], torch.Tensor]] = field(
+        default_factory=dict, repr=False
+    )
 
     @classmethod
     def of(cls, group: HeadGroup) -> Workspace:
@@ -117,23 +124,30 @@ class Workspace:
     def tile(self, group: HeadGroup, rows: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views (G, rows, keys) of the buffers for logits and weights."""
         shape = (len(group.heads), rows, keys)
-        cells = shape[0] * rows * keys
-        return self.logits[:cells].view(shape), self.weights[:cells].view(shape)
+        if shape not in self._views:
+            cells = shape[0] * rows * keys
+            self._views[shape] = self.logits[:cells].view(shape), self.weights[:cells].view(shape)
+        return self._views[shape]
 
-    def edges(self, first: torch.Tensor, stop: torch.Tensor, width: int) -> torch.Tensor:
-        """0 inside each row's interval and −inf outside, (rows, width), to be added to logits.
+    def edges(self, bounds: NDArray[np.int32], tile: Tile) -> torch.Tensor:
+        """0 inside each row's interval and −inf outside, (rows, keys), to be added to logits.
 
-        Tiles along a diagonal all have the same, so the last one is kept.
+        Tiles along a diagonal all have the same, so the last ones of each kind are kept.
+
+        Args:
+            bounds: int32 (2, rows), where in the tile each row's keys start and stop.
+            tile: the keys.
         """
-        bounds = torch.stack([first, stop])
-        if self._edges is not None:
-            known, found = self._edges
-            if found.shape[1] == width and torch.equal(known, bounds):
-                return found
+        width = tile.stop - tile.start
+        kind = (width, tile.starts_inside, tile.stops_inside)
+        known, found = self._edges.get(kind, (None, self.logits))
+        if known is not None and np.array_equal(known, bounds):
+            return found
+        first, stop = torch.as_tensor(bounds, device=self.logits.device)[..., None]
         keys = torch.arange(width, dtype=first.dtype, device=first.device)
-        hidden = (keys < first[:, None]) | (keys >= stop[:, None])
+        hidden = (keys < first) | (keys >= stop)
         added = self.logits.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-        self._edges = bounds, added
+        self._edges[kind] = bounds, added
         return added
 
     def distances(self, group: HeadGroup, block: RowBlock, tile: Tile) -> torch.Tensor:
@@ -158,22 +172,28 @@ def sum_tiles(group: HeadGroup, block: RowBlock, work: Workspace) -> TileSums:
     queries = group.shrunk_queries(block.start, block.stop)
     factor = group.factor(LOG2_E if group.base2_logits else 1.0)
     power = torch.exp2 if group.base2_logits else exponential
-    for tile in block.tiles:
+    gaps = _gaps(group, block) if sums.distance_sum is not None and block.tiles else None
+    always_seen = 0  # keys of tiles that hide none
+    for index, tile in enumerate(block.tiles):
         logits, weights = work.tile(group, block.stop - block.start, tile.stop - tile.start)
         seen = score_tile(group, block, tile, queries, factor, logits, work)
-        if isinstance(seen, torch.Tensor) and not bool(seen.any()):
+        if isinstance(seen, int):
+            always_seen += seen
+        elif group.by_interval or not group.on_host or bool(seen.any()):
+            sums.seen = sums.seen + seen
+        else:
             continue
-        sums.seen = sums.seen + seen
         _subtract_maximum(group, sums, tile, logits, seen)
         power(logits, out=weights)
-        if group.may_overflow or not isinstance(seen, int):  # 0 · ∞ is NaN
-            logits.clamp_(min=torch.finfo(logits.dtype).min)
-        torch.sum(logits.mul_(weights), -1, out=sums.sum_exp_shifted[sums.tiles])
+        if sums.sum_exp_shifted is not None:
+            if group.may_overflow or not isinstance(seen, int):  # 0 · ∞ is NaN
+                logits.clamp_(min=torch.finfo(logits.dtype).min)
+            torch.sum(logits.mul_(weights), -1, out=sums.sum_exp_shifted[sums.tiles])
         if sums.output is not None:
             _add_values(group, sums, tile, weights, power)
         torch.sum(weights, -1, out=sums.sum_exp[sums.tiles])
-        if sums.distance_sum is not None:
-            _add_distances(group, sums, block, tile, work, weights, logits)
+        if gaps is not None:
+            _add_distances(group, sums, block, tile, work, gaps[index], weights, logits)
         if sums.top_key is not None:
             top_key = sums.top_key[sums.tiles]
             if group.separate_max:
@@ -181,6 +201,7 @@ def sum_tiles(group: HeadGroup, block: RowBlock, work: Workspace) -> TileSums:
                 torch.sum(weights, -1, out=sums.sum_exp[sums.tiles])
             top_key += tile.start
         sums.tiles += 1
+    sums.seen = sums.seen + always_seen
     if not sums.tiles:
         sums.add_empty_tile()
     return sums
@@ -240,16 +261,15 @@ def _hide(group: HeadGroup, block: RowBlock, tile: Tile, logits: torch.Tensor) -
 def _hide_by_interval(
     group: HeadGroup, block: RowBlock, tile: Tile, logits: torch.Tensor, work: Workspace
 ) -> torch.Tensor | int:
-    width = tile.stop - tile.start
     if not (tile.starts_inside or tile.stops_inside):
-        return width
-    first, stop = group.intervals(block, tile)  # of each row, relative to the tile
-    edges = work.edges(first, stop, width)
+        return tile.stop - tile.start
+    bounds = group.intervals(block, tile)
+    edges = work.edges(bounds, tile)
     if group.may_overflow:  # NaN − ∞ is NaN
         logits.masked_fill_(torch.isneginf(edges), -torch.inf)
     else:
         logits += edges
-    return (stop - first)[None]
+    return torch.as_tensor(bounds[1] - bounds[0], device=group.device)[None]
 
 
 def _subtract_maximum(
@@ -305,26 +325,41 @@ def _add_values(
     sums.output.baddbmm_(weights, group.values[:, tile.start : tile.stop])
 
 
+def _gaps(group: HeadGroup, block: RowBlock) -> list[tuple[int | None, torch.Tensor]]:
+    """Of each tile the key next to the positions of all rows, and how far these are from it.
+
+    None for tiles that some of the positions lie in; their distances mean nothing.
+    """
+    assert group.positions_float is not None
+    lowest, highest = group.position_range(block)
+    nearest = [
+        tile.stop - 1 if lowest >= tile.stop - 1 else tile.start if highest <= tile.start else None
+        for tile in block.tiles
+    ]
+    keys = torch.tensor([key or 0 for key in nearest], dtype=group.dtype, device=group.device)
+    gaps = (group.positions_float[block.start : block.stop] - keys[:, None]).abs_()  # (T, rows)
+    return list(zip(nearest, gaps.unbind(), strict=True))
+
+
 def _add_distances(
     group: HeadGroup,
     sums: TileSums,
     block: RowBlock,
     tile: Tile,
     work: Workspace,
+    near: tuple[int | None, torch.Tensor],
     weights: torch.Tensor,
     scratch: torch.Tensor,
 ) -> None:
     """Sum e^(s−r)·|p − j|; keys all on one side of the rows need no |p − j| of each cell."""
     assert sums.distance_sum is not None
-    distance, width = sums.distance_sum[sums.tiles], tile.stop - tile.start
-    lowest, highest = group.position_range(block)
-    if lowest < tile.stop - 1 and highest > tile.start:
+    (key, gap), distance = near, sums.distance_sum[sums.tiles]
+    if key is None:
         torch.mul(weights, work.distances(group, block, tile), out=scratch)
         torch.sum(scratch, -1, out=distance)
         return
-    before = lowest >= tile.stop - 1
-    steps = work.downwards[-width:] if before else work.upwards[:width]
-    gap = group.relative_positions(block, tile.stop - 1 if before else tile.start).abs_()
+    width = tile.stop - tile.start
+    steps = work.upwards[:width] if key == tile.start else work.downwards[-width:]
     column = steps[None, :, None].expand(len(weights), -1, -1)  # (G, keys, 1)
     torch.bmm(weights, column, out=distance[..., None])
     distance.addcmul_(gap, sums.sum_exp[sums.tiles])
