@@ -22,7 +22,7 @@ from attncli.attention.pooling import Edges, Pool
 from attncli.attention.problem import Problem
 from attncli.attention.statistics import NumberStatistics, RunningStatistics
 from attncli.attention.streaming.head_group import may_overflow
-from attncli.attention.streaming.stream import Wanted, stream_rows
+from attncli.attention.streaming.stream import stream_outputs
 from attncli.attention.threads import product
 from attncli.columns import column
 from attncli.errors import UsageError
@@ -252,14 +252,13 @@ def output_blocks(problem: Problem, selection: Selection) -> Iterator[Block]:
         selection: which batches and heads, with all rows.
     """
     rows = range(problem.sizes.q_len)
-    wanted = Wanted(output=True, distances=False)
-    for found in stream_rows(problem, wanted, batches=selection.batches, heads=selection.heads):
-        assert found.output is not None
-        count = len(found.queries)
-        values = found.output.new_zeros(len(rows), found.output.shape[1])
-        values[:count] = found.output  # real queries come first
+    found = stream_outputs(problem, batches=selection.batches, heads=selection.heads)
+    for batch, head, output in found:
+        count = len(output)
+        values = output.new_zeros(len(rows), output.shape[1])
+        values[:count] = output  # real queries come first
         real = torch.arange(len(rows)) < count
-        yield Block(Stage.OUTPUT, found.batch, found.head, 0, rows, values.cpu(), None, real)
+        yield Block(Stage.OUTPUT, batch, head, 0, rows, values.cpu(), None, real)
 
 
 def stage_blocks(

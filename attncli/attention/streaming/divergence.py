@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from attncli.attention.streaming.stream import (
     Wanted,
     heads_at_once,
     neighbours,
-    rows_of_group,
+    rows_of_groups,
 )
 from attncli.attention.streaming.tiles import (
     TILE_KEYS,
@@ -113,23 +113,20 @@ def stream_divergences(
         for several in neighbours(heads, heads_at_once(a, len(chosen))):
             with single_threaded_torch(a.device) as workers:
                 groups = [
-                    replace(
-                        make_group(
-                            side,
-                            mask,
-                            batch,
-                            several,
-                            chosen,
-                            part=part,
-                            with_values=wanted.output,
-                            with_top_key=True,
-                        ),
-                        workers=workers,
+                    make_group(
+                        side,
+                        mask,
+                        batch,
+                        several,
+                        chosen,
+                        part=part,
+                        with_values=wanted.output,
+                        with_top_key=True,
                     )
                     for side, mask in zip((a, b), masks, strict=True)
                 ]
-                sides = [rows_of_group(group, wanted, advance) for group in groups]
-                found = _of_groups(groups, [rows for rows, _ in sides], advance)
+                sides = rows_of_groups(groups, wanted, advance, workers)
+                found = _of_groups(groups, [rows for rows, _ in sides], advance, workers)
             for of_a, of_b, rows in zip(sides[0][1], sides[1][1], found, strict=True):
                 yield HeadPair(of_a, of_b, rows)
 
@@ -156,6 +153,7 @@ def _of_groups(
     groups: Sequence[HeadGroup],
     rows: Sequence[RowStatistics],
     advance: Callable[[int], None] | None,
+    workers: int,
 ) -> list[RowDivergences]:
     """The rows of some heads, block by block."""
     hulls = [group.hull for group in groups]
@@ -169,7 +167,7 @@ def _of_groups(
         return _Scratch([Workspace.of(group) for group in groups], room)
 
     found = []
-    results = parallel_map(compare, blocks, scratch, groups[0].workers)
+    results = parallel_map(compare, blocks, scratch, workers)
     for block, sums in zip(blocks, results, strict=True):
         found.append(sums)
         if advance is not None:

@@ -66,7 +66,7 @@ class HeadGroup:
     # Int64 (R,) on the host, where each query stands on the key axis; None where positions are not
     # defined.
     places: NDArray[np.int64] | None
-    positions: torch.Tensor | None  # the same on the device, if distances are wanted
+    positions: torch.Tensor | None  # the same on the device
     # The same in the dtype of arithmetic, exact wherever there are keys nearby.
     positions_float: torch.Tensor | None
     # Whether the bounds alone say which cells are visible, and nothing is added to these.
@@ -74,7 +74,8 @@ class HeadGroup:
     # Whether logits may be NaN or infinite, so that each tile has to be looked at.
     may_overflow: bool
     top_key: bool  # whether to note where the largest logit of each row stands
-    entropy: bool = True  # whether it is wanted
+    entropy: bool  # whether it is wanted
+    distances: bool  # whether they are, and positions are defined
     # (G, S_q, S_k), weights in the place of q and keys, where they came; None for none.
     given: torch.Tensor | None = None
     zeros_hidden: bool = False  # whether those of 0 are hidden
@@ -122,7 +123,7 @@ class HeadGroup:
         Nearly one-hot rows then keep their entropy's leading digits, of which float64 has enough
         to be worth noting the top key.
         """
-        return self.dtype == torch.float64
+        return self.dtype == torch.float64 and self.top_key
 
     @property
     def shrink(self) -> float:
@@ -264,8 +265,9 @@ def make_group(
     *,
     part: slice = slice(None),
     with_values: bool,
-    with_top_key: bool,
+    with_top_key: bool = False,
     with_distances: bool = True,
+    with_statistics: bool = True,
 ) -> HeadGroup:
     """Bring some heads of one batch into the shape that tiles need.
 
@@ -279,6 +281,7 @@ def make_group(
         with_values: whether the values will be needed; these have to be finite.
         with_top_key: whether to note where the largest logit of each row stands.
         with_distances: whether distances are wanted where positions are defined.
+        with_statistics: whether entropy and distances are; False where the output is all.
     """
     shared = [problem.kv_head(head) for head in heads]
     picked = len(queries) > 0 and int(queries[-1]) != len(queries) - 1
@@ -323,11 +326,13 @@ def make_group(
         hull=hull,
         bounds=torch.as_tensor(bounds, device=problem.device),
         places=places,
-        positions=positions if with_distances else None,
+        positions=positions,
+        distances=with_distances and with_statistics and positions is not None,
+        entropy=with_statistics,
         positions_float=None if positions is None else problem.cast(positions),
         by_interval=hull.exact and mask.added is None and given is None,
         may_overflow=overflow,
-        top_key=with_top_key or problem.dtype == torch.float64,
+        top_key=with_top_key or (with_statistics and problem.dtype == torch.float64),
         given=None if given is None else given.values[batch, heads.start : heads.stop],
         zeros_hidden=given is not None and given.zeros_hidden,
         rows_before=rows_before,

@@ -121,17 +121,75 @@ class RowStatistics:
         return {name: None if value is None else value[index] for name, value in whole.items()}
 
 
-def finish_rows(group: HeadGroup, sums: TileSums) -> RowStatistics:
-    """Merge the tiles of a block of rows.
+@dataclass(frozen=True, slots=True)
+class MergedTiles:
+    """What tiles say of rows, (G, R): sums over the outcomes relative to a row's largest logit."""
+
+    row_max: torch.Tensor  # float64, as all that is not said of; the largest logit
+    # Σ e^(s − row_max) − 1. Of a nearly one-hot row this is all that counts, and beside the 1 it
+    # would lose its digits.
+    sum_exp_minus_1: torch.Tensor
+    sum_exp_shifted: torch.Tensor  # Σ e^(s − row_max)·(s − row_max); NaN if not asked for
+    distance: torch.Tensor | None  # Σ e^(s − row_max)·|p − j|; None if not asked for
+    top_key: torch.Tensor | None  # int64, the first of the largest logit; None if not asked for
+    vanished: torch.Tensor  # bool, whether no visible logit is above −inf
+    keys: torch.Tensor  # int64, visible keys
+    nonfinite: torch.Tensor  # bool, as in `TileSums`
+    lost: torch.Tensor  # bool, likewise
+    output: torch.Tensor | None  # (G, R, d_v), Σ e^(s − row_max)·v in the dtype of arithmetic
+
+
+def merge_tiles(group: HeadGroup, sums: TileSums) -> MergedTiles:
+    """Merge the tiles of a block of rows."""
+    tiles, unit = slice(sums.tiles), math.log(2) if group.base2_logits else 1.0
+    tile_max, reference, sum_exp = (
+        part[tiles].to(torch.float64) * scale
+        for part, scale in ((sums.tile_max, unit), (sums.reference, unit), (sums.sum_exp, 1.0))
+    )  # (T, G, R)
+    row_max, best = tile_max.max(0)
+    finite_max = row_max.clamp(min=torch.finfo(sums.tile_max.dtype).min * unit)
+    shift = (reference - finite_max).clamp(min=-1e5)  # e^−1e5 is 0, and 0 · ∞ would be NaN
+    shrink = exponential(shift)
+    minus_1, shifted = (shrink * sum_exp).sum(0), torch.full_like(row_max, torch.nan)
+    if group.separate_max:
+        # What each tile's largest logit weighs, where its sum leaves it out. That of the best tile
+        # is the 1 which sum_exp_minus_1 does not count.
+        apart = exponential(tile_max - reference)
+        sum_exp += apart
+        minus_1 += (shrink * apart).scatter_(0, best[None], 0.0).sum(0)
+    else:
+        minus_1 -= 1.0
+    if sums.sum_exp_shifted is not None:
+        of_tiles = sums.sum_exp_shifted[tiles].to(torch.float64) * unit
+        shifted = (shrink * (of_tiles + shift * sum_exp)).sum(0)
+    vanished = torch.isneginf(row_max)
+    lost = sums.lost | vanished
+    distance = None if sums.distance_sum is None else (shrink * sums.distance_sum[tiles]).sum(0)
+    return MergedTiles(
+        row_max=row_max,
+        sum_exp_minus_1=minus_1.masked_fill_(lost, torch.nan),
+        sum_exp_shifted=shifted,
+        distance=distance,
+        top_key=None if sums.top_key is None else sums.top_key[tiles].gather(0, best[None])[0],
+        vanished=vanished,
+        keys=sums.seen.expand(row_max.shape),
+        nonfinite=sums.nonfinite,
+        lost=sums.lost,
+        output=sums.output,
+    )
+
+
+def finish_rows(group: HeadGroup, blocks: Sequence[MergedTiles]) -> RowStatistics:
+    """The statistics of the rows of all blocks, one after another.
 
     Source: entropy H = ln Σe^(s−m) − Σe^(s−m)(s−m) / Σe^(s−m), from H = −Σ w ln w.
     """
-    sinks, keys = group.sinks, sums.seen.expand(sums.nonfinite.shape)
-    merged = _merge_tiles(group, sums)
+    sinks, merged = group.sinks, _concatenate(blocks)
+    keys, lost = merged.keys, merged.lost
     if group.given is not None:  # a row that gives nothing is an empty one, whatever it may see
         keys = keys.masked_fill(merged.row_max == NO_WEIGHT, 0)
     empty = keys == 0
-    joined = merged if sinks is None else _join_sink(merged, sinks, sums.lost)
+    joined = merged if sinks is None else _join_sink(merged, sinks)
     shrink = exponential(merged.row_max - joined.row_max)  # 1 without a sink
     largest = shrink / (1 + joined.sum_exp_minus_1)
     spread = joined.sum_exp_shifted / (1 + joined.sum_exp_minus_1)
@@ -146,8 +204,7 @@ def finish_rows(group: HeadGroup, sums: TileSums) -> RowStatistics:
         return values.masked_fill(empty, torch.nan)
 
     entropy = of_rows(torch.minimum(entropy.clamp(min=0.0), limit) + 0.0)  # never −0.0
-
-    logits_known = group.given is None
+    logits_known, top_key = group.given is None, merged.top_key
     return RowStatistics(
         keys=keys,
         entropy_nats=entropy,
@@ -155,77 +212,30 @@ def finish_rows(group: HeadGroup, sums: TileSums) -> RowStatistics:
         entropy_normalized=(entropy / limit).masked_fill(outcomes < 2, torch.nan),
         effective_keys=torch.exp(entropy),
         max_weight=of_rows(largest),
-        top_key=_top_key(sums, merged, empty),
-        max_logit=of_rows(merged.row_max.masked_fill(sums.lost & merged.vanished, torch.nan))
+        top_key=None if top_key is None else top_key.masked_fill(empty | merged.vanished, -1),
+        max_logit=of_rows(merged.row_max.masked_fill(lost & merged.vanished, torch.nan))
         if logits_known
         else None,
-        logsumexp=of_rows(_logsumexp(sums, merged)) if logits_known else None,
+        logsumexp=of_rows(_logsumexp(merged)) if logits_known else None,
         distance=None if merged.distance is None else of_rows(merged.distance * largest),
         sink_weight=None if sink_weight is None else of_rows(sink_weight),
-        nonfinite=sums.nonfinite | (merged.vanished & ~empty),
+        nonfinite=merged.nonfinite | (merged.vanished & ~empty),
         row_max=joined.row_max,
         sum_exp_minus_1=joined.sum_exp_minus_1,
         empty=empty,
-        output=_output(sums, largest * group.value_unit, empty),
+        output=_output(merged, largest * group.value_unit, empty),
     )
 
 
-def concatenate(blocks: Sequence[RowStatistics]) -> RowStatistics:
-    """The statistics of several blocks of rows, one after another."""
+def _concatenate(blocks: Sequence[MergedTiles]) -> MergedTiles:
     whole: dict[str, Any] = {}
-    for field in fields(RowStatistics):
+    for field in fields(MergedTiles):
         values = [getattr(block, field.name) for block in blocks]
         whole[field.name] = None if values[0] is None else torch.cat(values, 1)
-    return RowStatistics(**whole)
+    return MergedTiles(**whole)
 
 
-@dataclass(frozen=True, slots=True)
-class _Merged:
-    """Sums over the outcomes of a row relative to its largest logit, float64 (G, R)."""
-
-    row_max: torch.Tensor  # the largest logit
-    # Σ e^(s − row_max) − 1. Of a nearly one-hot row this is all that counts, and beside the 1 it
-    # would lose its digits.
-    sum_exp_minus_1: torch.Tensor
-    sum_exp_shifted: torch.Tensor  # Σ e^(s − row_max)·(s − row_max)
-    distance: torch.Tensor | None  # Σ e^(s − row_max)·|p − j|; None where positions are not defined
-    best_tile: torch.Tensor  # int64, index of the first tile that holds the largest logit
-    vanished: torch.Tensor  # bool, whether no visible logit is above −inf
-
-
-def _merge_tiles(group: HeadGroup, sums: TileSums) -> _Merged:
-    tiles, unit = slice(sums.tiles), math.log(2) if group.base2_logits else 1.0
-    tile_max, reference, sum_exp = (
-        part[tiles].to(torch.float64) * scale
-        for part, scale in ((sums.tile_max, unit), (sums.reference, unit), (sums.sum_exp, 1.0))
-    )  # (T, G, R)
-    row_max, best = tile_max.max(0)
-    finite_max = row_max.clamp(min=torch.finfo(sums.tile_max.dtype).min * unit)
-    shift = (reference - finite_max).clamp(min=-1e5)  # e^−1e5 is 0, and 0 · ∞ would be NaN
-    shrink = exponential(shift)
-    # What each tile's largest logit weighs, where its sum leaves it out. That of the best tile is
-    # the 1 which sum_exp_minus_1 does not count.
-    apart = exponential(tile_max - reference) if group.separate_max else torch.zeros_like(sum_exp)
-    shifted = torch.full_like(row_max, torch.nan)
-    if sums.sum_exp_shifted is not None:
-        of_tiles = sums.sum_exp_shifted[tiles].to(torch.float64) * unit
-        shifted = (shrink * (of_tiles + shift * (sum_exp + apart))).sum(0)
-    others = (shrink * apart).scatter(0, best[None], 0.0)
-    minus_1 = (shrink * sum_exp + others).sum(0) - (0.0 if group.separate_max else 1.0)
-    minus_1 = minus_1.masked_fill(sums.lost, torch.nan)
-    vanished = torch.isneginf(row_max)
-    distance = None if sums.distance_sum is None else (shrink * sums.distance_sum[tiles]).sum(0)
-    return _Merged(
-        row_max=row_max,
-        sum_exp_minus_1=minus_1.masked_fill(vanished, torch.nan),
-        sum_exp_shifted=shifted,
-        distance=distance,
-        best_tile=best,
-        vanished=vanished,
-    )
-
-
-def _join_sink(keys: _Merged, sinks: torch.Tensor, lost: torch.Tensor) -> _Merged:
+def _join_sink(keys: MergedTiles, sinks: torch.Tensor) -> MergedTiles:
     """Let one more outcome into the sums; where all keys are at −inf, it takes everything."""
     row_max = torch.maximum(keys.row_max, sinks)
     of_keys, of_sink = exponential(keys.row_max - row_max), exponential(sinks - row_max)
@@ -233,7 +243,7 @@ def _join_sink(keys: _Merged, sinks: torch.Tensor, lost: torch.Tensor) -> _Merge
     behind = keys.sum_exp_minus_1 + of_sink
     in_front = of_keys * (1 + keys.sum_exp_minus_1)
     minus_1 = torch.where(keys.row_max >= sinks, behind, in_front)
-    alone = keys.vanished & ~lost
+    alone = keys.vanished & ~keys.lost
     minus_1 = minus_1.masked_fill(alone, 0.0)
     shifted = of_keys * (keys.sum_exp_shifted + above.clamp(min=-1e5) * (1 + keys.sum_exp_minus_1))
     shifted = shifted + of_sink * (sinks - row_max).clamp(min=-1e5)
@@ -241,24 +251,17 @@ def _join_sink(keys: _Merged, sinks: torch.Tensor, lost: torch.Tensor) -> _Merge
     return replace(keys, row_max=row_max, sum_exp_minus_1=minus_1, sum_exp_shifted=shifted)
 
 
-def _logsumexp(sums: TileSums, keys: _Merged) -> torch.Tensor:
+def _logsumexp(keys: MergedTiles) -> torch.Tensor:
     found = keys.row_max + torch.log1p(keys.sum_exp_minus_1)
-    return found.masked_fill(keys.vanished & ~sums.lost, -torch.inf)
+    return found.masked_fill(keys.vanished & ~keys.lost, -torch.inf)
 
 
-def _top_key(sums: TileSums, merged: _Merged, empty: torch.Tensor) -> torch.Tensor | None:
-    if sums.top_key is None:
-        return None
-    keys = sums.top_key[: sums.tiles].gather(0, merged.best_tile[None])[0]  # (G, R)
-    return keys.masked_fill(empty | merged.vanished, -1)
-
-
-def _output(sums: TileSums, largest: torch.Tensor, empty: torch.Tensor) -> torch.Tensor | None:
-    if sums.output is None:
+def _output(merged: MergedTiles, largest: torch.Tensor, empty: torch.Tensor) -> torch.Tensor | None:
+    if merged.output is None:
         return None
     # Weights first, of values in their unit: what comes of it is no larger than they are.
-    output = sums.output * largest[..., None].to(sums.output.dtype)
-    return output.masked_fill(empty[..., None], 0.0)
+    output = merged.output * largest[..., None].to(merged.output.dtype)
+    return output.masked_fill_(empty[..., None], 0.0)
 
 
 # How many steps from its query a key counts as local.

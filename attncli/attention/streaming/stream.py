@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -32,12 +33,13 @@ from attncli.attention.streaming.pooling import (
 )
 from attncli.attention.streaming.repeats import find_repeats
 from attncli.attention.streaming.rows import (
+    MergedTiles,
     RowStatistics,
     Shares,
-    concatenate,
     find_shares,
     finish_rows,
     mark_seen,
+    merge_tiles,
 )
 from attncli.attention.streaming.tiles import (
     LOG2_E,
@@ -53,6 +55,10 @@ from attncli.attention.threads import parallel_map, single_threaded_torch
 from attncli.errors import UsageError
 
 Result = TypeVar("Result")
+
+# Heads whose keys, values and rows take no more than this are shared out together.
+_BYTES_AT_ONCE = 96 << 20
+_BYTES_A_ROW = 300  # some thirty figures of 8 bytes, and what they are made of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,25 +125,77 @@ def stream_rows(
         advance: told after each block of rows how many of the `planned_cells` it covered.
     """
     wanted = wanted or Wanted()
-    mask = problem.mask_on_device()
-    heads = range(problem.sizes.heads) if heads is None else heads
-    for batch in range(problem.sizes.batch) if batches is None else batches:
+    make = partial(
+        make_group,
+        problem,
+        problem.mask_on_device(),
+        part=part,
+        with_values=wanted.output,
+        with_top_key=wanted.top_key,
+        with_distances=wanted.distances,
+    )
+    for run in _runs(problem, batches, heads, queries):
+        with single_threaded_torch(problem.device) as workers:
+            found = rows_of_groups(made_groups(make, run, workers), wanted, advance, workers)
+        for _, rows in found:
+            yield from rows
+
+
+def stream_outputs(
+    problem: Problem, *, batches: Sequence[int] | None = None, heads: Sequence[int] | None = None
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Batch, head, and the output of its real queries (R, d_v), without statistics.
+
+    Args:
+        problem: what to compute; it has values, all of them finite.
+        batches, heads: as for `stream_rows`.
+    """
+    make = partial(
+        make_group, problem, problem.mask_on_device(), with_values=True, with_statistics=False
+    )
+    for run in _runs(problem, batches, heads):
+        with single_threaded_torch(problem.device) as workers:
+            groups = made_groups(make, run, workers)
+            found = _all_rows(groups, _pieces_of(groups), None, workers)
+        for group, rows in zip(groups, found, strict=True):
+            assert rows.output is not None
+            yield from zip([group.batch] * len(rows.output), group.heads, rows.output, strict=True)
+
+
+Heads = tuple[int, range, NDArray[np.int64]]  # a batch, some neighbouring heads, and their queries
+
+
+def _runs(
+    problem: Problem,
+    batches: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    queries: Sequence[NDArray[np.int64]] | None = None,
+) -> Iterator[list[Heads]]:
+    """All that is asked for, in order, as much at a time as threads share out together."""
+    sizes, held = problem.sizes, 0
+    run: list[Heads] = []
+    a_key = problem.dtype.itemsize * (problem.dk + (problem.dv or 0))
+    for batch in range(sizes.batch) if batches is None else batches:
         chosen = np.arange(problem.mask.real_queries(batch)) if queries is None else queries[batch]
-        for several in neighbours(heads, heads_at_once(problem, len(chosen))):
-            with single_threaded_torch(problem.device) as workers:
-                group = make_group(
-                    problem,
-                    mask,
-                    batch,
-                    several,
-                    chosen,
-                    part=part,
-                    with_values=wanted.output,
-                    with_top_key=wanted.top_key,
-                    with_distances=wanted.distances,
-                )
-                found = rows_of_group(replace(group, workers=workers), wanted, advance)[1]
-            yield from found
+        a_head = sizes.k_len * a_key + len(chosen) * _BYTES_A_ROW
+        all_heads = range(sizes.heads) if heads is None else heads
+        for several in neighbours(all_heads, heads_at_once(problem, len(chosen))):
+            if run and held + len(several) * a_head > _BYTES_AT_ONCE:
+                yield run
+                run, held = [], 0
+            run.append((batch, several, chosen))
+            held += len(several) * a_head
+    if run:
+        yield run
+
+
+def made_groups(
+    make: Callable[[int, range, NDArray[np.int64]], HeadGroup], run: Sequence[Heads], workers: int
+) -> list[HeadGroup]:
+    """Groups of heads; where there is one alone, it has all threads to itself."""
+    groups = parallel_map(lambda heads, _: make(*heads), run, lambda: None, workers)
+    alone = workers if len(run) == 1 else 1
+    return [replace(group, workers=alone) for group in groups]
 
 
 def planned_cells(
@@ -180,20 +238,41 @@ def neighbours(heads: Sequence[int], at_most: int) -> Iterator[range]:
         start = at
 
 
-def rows_of_group(
-    group: HeadGroup, wanted: Wanted, advance: Callable[[int], None] | None
-) -> tuple[RowStatistics, list[HeadRows]]:
-    """All that is wanted of some heads: their rows together, (G, R), and each head's own."""
-    blocks = list(row_blocks(group.hull, TILE_ROWS, TILE_KEYS))
-    rows = _all_rows(group, blocks, advance)
-    received, pooled = None, None
+def rows_of_groups(
+    groups: Sequence[HeadGroup],
+    wanted: Wanted,
+    advance: Callable[[int], None] | None,
+    workers: int,
+) -> list[tuple[RowStatistics, list[HeadRows]]]:
+    """All that is wanted of each group: the rows of its heads together, (G, R), and each head's.
+
+    Args:
+        groups: the heads.
+        wanted: what to compute beside the columns that every row has.
+        advance: as for `stream_rows`.
+        workers: how many threads share out the blocks of all groups.
+    """
+    pieces = _pieces_of(groups)
+    rows = _all_rows(groups, pieces, advance, workers)
+    masses: Sequence[_Masses | None] = [None] * len(groups)
     if wanted.per_key:
-        received, pooled = _all_mass(group, blocks, rows, wanted.bins, advance)
+        masses = _all_mass(groups, pieces, rows, wanted.bins, advance, workers)
+
+    def ends_of(index: int, _: None) -> tuple[RowStatistics, list[HeadRows]]:
+        return rows[index], _heads_of(groups[index], wanted, rows[index], masses[index])
+
+    return list(parallel_map(ends_of, range(len(groups)), lambda: None, workers))
+
+
+def _heads_of(
+    group: HeadGroup, wanted: Wanted, rows: RowStatistics, mass: _Masses | None
+) -> list[HeadRows]:
     shares = find_shares(group, rows, wanted.sink_keys)
     if wanted.tokens is not None and group.places is not None:
         tokens = wanted.tokens[group.batch if len(wanted.tokens) > 1 else 0]
         repeated, behind = find_repeats(group, rows, tokens)
         shares = replace(shares, repeated=repeated, behind_repeated=behind)
+    received, pooled = mass or (None, None)
     found = []
     for index, head in enumerate(group.heads):
         own = shares.of_head(index)
@@ -211,50 +290,85 @@ def rows_of_group(
                 pooled=None if pooled is None else pooled.of_head(index),
             )
         )
-    return rows, found
+    return found
+
+
+Piece = tuple[int, RowBlock]  # the number of a group, and some of its rows
+
+
+def _pieces_of(groups: Sequence[HeadGroup]) -> list[Piece]:
+    """The blocks of all groups, the heaviest first: no thread is left alone with one at the end."""
+    pieces = [
+        (number, block)
+        for number, group in enumerate(groups)
+        for block in row_blocks(group.hull, TILE_ROWS, TILE_KEYS)
+    ]
+    return sorted(pieces, key=lambda piece: -_cells(piece[1]) * len(groups[piece[0]].heads))
 
 
 def _all_rows(
-    group: HeadGroup, blocks: list[RowBlock], advance: Callable[[int], None] | None
-) -> RowStatistics:
-    def finish(block: RowBlock, work: Workspace) -> RowStatistics:
-        return finish_rows(group, sum_tiles(group, block, work))
+    groups: Sequence[HeadGroup],
+    pieces: Sequence[Piece],
+    advance: Callable[[int], None] | None,
+    workers: int,
+) -> list[RowStatistics]:
+    def merge(piece: Piece, work: Workspace) -> MergedTiles:
+        number, block = piece
+        return merge_tiles(groups[number], sum_tiles(groups[number], block, work))
 
-    pieces = blocks or [RowBlock(0, 0, ())]
-    return concatenate([rows for _, rows in _each(group, finish, pieces, advance)])
+    none = RowBlock(0, 0, ())
+    found = [
+        {0: merge((number, none), Workspace.of(groups[number]))} for number in range(len(groups))
+    ]
+    for (number, block), merged in _each(groups, merge, pieces, advance, workers):
+        found[number][block.start] = merged
+
+    def finish(index: int, _: None) -> RowStatistics:
+        return finish_rows(groups[index], [merged for _, merged in sorted(found[index].items())])
+
+    return list(parallel_map(finish, range(len(groups)), lambda: None, workers))
+
+
+_Masses = tuple[KeyMass, PooledWeights | None]
 
 
 def _all_mass(
-    group: HeadGroup,
-    blocks: list[RowBlock],
-    rows: RowStatistics,
+    groups: Sequence[HeadGroup],
+    pieces: Sequence[Piece],
+    rows: Sequence[RowStatistics],
     bins: Bins | None,
     advance: Callable[[int], None] | None,
-) -> tuple[KeyMass, PooledWeights | None]:
-    def give(block: RowBlock, work: Workspace) -> tuple[BlockMass, PooledWeights | None]:
-        return mass_of_block(group, block, rows, work, bins)
+    workers: int,
+) -> list[_Masses]:
+    def give(piece: Piece, work: Workspace) -> tuple[BlockMass, PooledWeights | None]:
+        number, block = piece
+        return mass_of_block(groups[number], block, rows[number], work, bins)
 
-    received = no_mass(group)
-    pooled = None if bins is None else nothing_pooled(group, bins)
-    for _, (found, of_block) in _each(group, give, blocks, advance):
-        received.add(found)
+    found = [
+        (no_mass(group), None if bins is None else nothing_pooled(group, bins)) for group in groups
+    ]
+    for (number, _), (mass, of_block) in _each(groups, give, pieces, advance, workers):
+        received, pooled = found[number]
+        received.add(mass)
         if pooled is not None and of_block is not None:
             pooled.add(of_block)
-    return received, pooled
+    return found
 
 
 def _each(
-    group: HeadGroup,
-    function: Callable[[RowBlock, Workspace], Result],
-    blocks: list[RowBlock],
+    groups: Sequence[HeadGroup],
+    function: Callable[[Piece, Workspace], Result],
+    pieces: Sequence[Piece],
     advance: Callable[[int], None] | None,
-) -> Iterator[tuple[RowBlock, Result]]:
-    """Each block with its result, in order; `advance` hears of its cells once it is dealt with."""
-    found = parallel_map(function, blocks, lambda: Workspace.of(group), group.workers)
-    for block, result in zip(blocks, found, strict=True):
-        yield block, result
+    workers: int,
+) -> Iterator[tuple[Piece, Result]]:
+    """Each piece with its result, in order; `advance` hears of its cells once it is dealt with."""
+    largest = max(groups, key=lambda group: len(group.heads) * len(group.queries))
+    found = parallel_map(function, pieces, lambda: Workspace.of(largest), workers)
+    for piece, result in zip(pieces, found, strict=True):
+        yield piece, result
         if advance is not None:
-            advance(len(group.heads) * _cells(block))
+            advance(len(groups[piece[0]].heads) * _cells(piece[1]))
 
 
 def _largest_logit(

@@ -79,7 +79,7 @@ class TileSums:
             reference,
             sum_exp,
             sum_exp_shifted if group.entropy else None,
-            distance_sum=None if group.positions is None else distance,
+            distance_sum=distance if group.distances else None,
             top_key=top_key,
             seen=torch.zeros(1, rows, dtype=torch.int64, device=device),
             nonfinite=torch.zeros(heads, rows, dtype=torch.bool, device=device),
