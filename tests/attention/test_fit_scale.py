@@ -138,6 +138,15 @@ def test_equal_scales_share_a_line() -> None:
     assert names["as given"] == 0.3
 
 
+def test_without_values_there_is_no_scale_of_their_width() -> None:
+    q, k = torch.eye(4)[None, None].expand(1, 2, 4, 4), torch.ones(1, 2, 5, 4)
+    problem = make_problem(q, k, None, AttentionOptions())
+    weights = torch.full((1, 2, 4, 5), 0.2)
+    names = {one.name: one.scale for one in fit_scale(problem, Target.WEIGHTS, weights).candidates}
+    model = 1 / math.sqrt(8)
+    assert names == {"1/√d_k": 0.5, "1/√d_model": model, "1/d_k": 0.25, "1": 1.0}
+
+
 @pytest.mark.parametrize("source", [Target.WEIGHTS, Target.OUTPUT])
 def test_what_depends_on_no_scale_has_no_fitted_one(source: Target) -> None:
     ones = torch.ones(5, 4, dtype=torch.float64)

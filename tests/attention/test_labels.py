@@ -9,12 +9,14 @@ import torch
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import make_problem
 from attncli.attention.streaming.heads import (
+    Estimate,
     HeadStatistics,
     Label,
     LabelScores,
     Thresholds,
     choose_label,
     draw_rows,
+    estimate,
     estimates_of,
     head_statistics,
     nearest_label,
@@ -199,3 +201,19 @@ class TestSample:
         for rows in stream_rows(problem, queries=draw_rows(problem, 1000, 0)):
             estimates = estimates_of(rows, [400, 90][rows.batch])
             assert {each.standard_error for each in estimates.values()} == {0.0}
+
+
+def test_an_estimate_is_that_of_a_textbook() -> None:
+    """s/√n · √(1 − sampled/queries), and a quantile of Student's t with n − 1 degrees."""
+    values = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
+    found = estimate(values, 5, 20)  # one of the five rows has no value
+    error = np.std(values.numpy(), ddof=1) / 2 * np.sqrt(0.75)
+    assert found.mean == 4
+    assert found.standard_error == pytest.approx(error)
+    assert found.reach == pytest.approx(3.182446 * error, rel=2e-3)
+    assert estimate(values, 5, 5) == Estimate(4.0, 0.0, 0.0)
+    assert estimate(values[:1], 1, 1) == Estimate(1.0, 0.0, 0.0)
+    assert estimate(values[:1], 1, 2) == Estimate(1.0, None, None)
+    pair = estimate(values[:2], 2, 4)
+    assert pair.standard_error == pytest.approx(0.5 * np.sqrt(0.5))
+    assert pair.reach == pytest.approx(12.7062 * 0.5 * np.sqrt(0.5), rel=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_masks import plain_mask
 
-from attncli.attention.masks.audit import MaskRecord, audit, cell_counts, undeclared_leaks
+import attncli.attention.masks.mask as mask_module
+from attncli.attention.masks.audit import (
+    CellCounts,
+    MaskRecord,
+    audit,
+    cell_counts,
+    undeclared_leaks,
+)
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Cell, compare, differing_cells, leaks
 from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.masks.rules import BooleanMask
+from attncli.attention.masks.spans import mask_of_spans
 from attncli.attention.options import AttentionOptions
 from attncli.attention.sizes import Sizes
 from attncli.errors import DataError
@@ -337,6 +346,46 @@ def test_grids_hold_the_sums_of_their_rectangles(
         assert part.size == found.sizes[row, column] > 0
         assert count == part.sum()
     assert found.counts.sum() == cells.sum()
+
+
+def summed(cells: np.ndarray, found: CellCounts) -> list[list[int]]:
+    """The visible cells of each rectangle, one by one."""
+    return [
+        [int(cells[top:end, left:stop].sum()) for left, stop in pairwise(found.key_edges)]
+        for top, end in pairwise(found.query_edges)
+    ]
+
+
+@pytest.mark.parametrize("block_cells", [1, 20, 1 << 22])
+def test_grids_of_cells_do_not_depend_on_the_blocks(
+    block_cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of one row, of a few, and of all, which end within rectangles or beside them."""
+    monkeypatch.setattr(mask_module, "BLOCK_CELLS", block_cells)
+    random = np.random.default_rng(0)
+    for _ in range(40):
+        q_len, k_len, rows, columns = (int(random.integers(1, 10)) for _ in range(4))
+        cells = random.random((q_len, k_len)) < 0.5
+        view = file_mask(cells).head(0, 0)
+        found = cell_counts(view, rows, columns)
+        assert found.counts.tolist() == summed(cells, found)
+        assert found.counts.shape == (min(rows, q_len), min(columns, k_len))
+        assert view.marginals.counts.tolist() == cells.sum(1).tolist()
+        assert view.marginals.used.tolist() == cells.sum(0).tolist()
+        first = [int(row.argmax()) if row.any() else k_len for row in cells]
+        last = [int(np.flatnonzero(row)[-1]) if row.any() else -1 for row in cells]
+        assert view.marginals.first.tolist() == first
+        assert view.marginals.last.tolist() == last
+
+
+def test_grids_of_patches_are_those_of_their_batch() -> None:
+    options = AttentionOptions(causal=True, query_offset=(0, 3), key_lengths=(9, 7))
+    sizes = Sizes(2, 1, 6, 9)
+    found, plain = mask_of_spans(options, sizes), build_mask(options, sizes)
+    assert found is not None
+    for batch in range(2):
+        counts = cell_counts(found.head(batch, 0), 4, 5)
+        assert counts.counts.tolist() == summed(plain.head(batch, 0).cells(slice(None)), counts)
 
 
 # Memory

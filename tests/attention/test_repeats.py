@@ -143,3 +143,32 @@ def test_none_where_it_cannot_be_told() -> None:
 def test_labels_that_fit_no_keys(labels: Any) -> None:
     with pytest.raises(UsageError, match="expected one for each of 12 keys"):
         attncli.entropy(np.ones((12, 2)), np.ones((12, 2)), labels=labels)
+
+
+def test_occurrences_of_each_token_before_its_query() -> None:
+    """As a loop finds them, for queries on keys, before the first one and behind the last."""
+    random = np.random.default_rng(2)
+    for tokens in (np.array([5, 5]), np.array([3]), random.integers(0, 3, 12)):
+        places = np.concatenate([[-2, -1], random.permutation(len(tokens)), [len(tokens), 40]])
+        found = repeats.Occurrences.of(tokens, places)
+        wanted = [
+            [key for key in range(place) if tokens[key] == tokens[place]]
+            if 0 <= place < len(tokens)
+            else []
+            for place in places.tolist()
+        ]
+        assert found.count.tolist() == [len(keys) for keys in wanted]
+        for begin, end in ((0, len(places)), (3, len(places)), (0, 2), (2, 3)):
+            rows, keys = found.pairs(begin, end)
+            pairs = [(row, key) for row, some in enumerate(wanted[begin:end]) for key in some]
+            assert sorted(zip(rows.tolist(), keys.tolist(), strict=True)) == pairs
+
+
+def test_rows_in_runs_of_so_many_pairs() -> None:
+    counts = np.array([0, 3, 1, 5, 0, 2, 2], np.int64)
+    found = repeats.Occurrences(np.arange(9), np.zeros(7, np.int64), counts)
+    assert list(found.runs(0, 7, 4)) == [(0, 3), (3, 4), (4, 7)]
+    assert list(found.runs(0, 7, 1)) == [(row, row + 1) for row in range(7)]
+    assert list(found.runs(2, 6, 6)) == [(2, 5), (5, 6)]
+    assert list(found.runs(0, 7, 100)) == [(0, 7)]
+    assert list(found.runs(3, 3, 4)) == []
