@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attncli.attention.check.candidate import Target, read_candidate, values_dtype
-from attncli.attention.check.compare import Comparison, compare, compare_pair
+from attncli.attention.check.compare import Comparison, Pair, compare, compare_pair
 from attncli.attention.check.variant import Part, evaluate, right_variant
 from attncli.attention.options import AttentionOptions, Layout
 from attncli.attention.problem import Problem, make_problem
@@ -294,3 +294,149 @@ def test_of_a_pair_the_closer_one_is_named() -> None:
     assert found.values is not None
     assert found.error == found.max_abs_error == abs(found.values[0] - found.values[1])
     assert found.allowed == pytest.approx(found.first.allowed + found.second.allowed, rel=0.5)
+
+
+def one_cell_off(by: float, **tolerances: float) -> Comparison:
+    """Of 2·5·4 cells one is off, in float64, where all are 1/3 and logits are 0."""
+    q, k, v = (torch.zeros(1, 2, length, 4, dtype=torch.float64) for length in (5, 3, 3))
+    v += 1 / 3
+    output = torch.full((1, 2, 5, 4), 1 / 3, dtype=torch.float64)
+    output[0, 1, 2, 3] += by
+    options = AttentionOptions()
+    problem = make_problem(q, k, v, options)
+    candidate = read_candidate(Target.OUTPUT, output, problem)
+    return compare(problem, options, [candidate], **tolerances)[0]
+
+
+def test_what_is_told_of_a_single_cell() -> None:
+    found = one_cell_off(0.5)
+    assert found.explanation == (
+        "1 of 40 cells are off (2.50%); only head 1 of 2; only row 2 of 5; only column 3 of 4"
+    )
+    places = found.locations
+    assert (places.batches, places.heads, places.rows, places.columns) == ((0,), (1,), (2,), (3,))
+    assert (found.actual, found.expected) == (pytest.approx(5 / 6), pytest.approx(1 / 3))
+    assert found.error == found.max_abs_error == pytest.approx(0.5)
+    assert found.max_rel_error == pytest.approx(1.5)
+    assert found.rms_error == pytest.approx(0.5 / math.sqrt(40))
+    assert (found.n_nan, found.n_posinf, found.n_neginf) == (0, 0, 0)
+    assert found.rtol == 2 * 2.0**-53
+    assert found.allowed == pytest.approx(found.atol + found.rtol / 3, rel=1e-9)
+    # The output's own 2u, and of each weight its u and 4 roundings of a logit of size 0.
+    assert found.allowed == pytest.approx(7 * 2.0**-53 / 3, rel=1e-9)
+    assert found.off[0].tolist() == [[0] * 5, [0, 0, 1, 0, 0]]
+    assert (found.worst_head, found.heads_off) == ((0, 1), 1)
+    assert found.relative_error == pytest.approx(math.sqrt(0.25 / (20 / 9)))
+
+
+@pytest.mark.parametrize(
+    ("value", "counts"), [(math.nan, (1, 0, 0)), (math.inf, (0, 1, 0)), (-math.inf, (0, 0, 1))]
+)
+def test_what_is_told_of_a_cell_that_is_no_number(
+    value: float, counts: tuple[int, int, int]
+) -> None:
+    found = one_cell_off(value)
+    assert (found.n_nan, found.n_posinf, found.n_neginf) == counts
+    assert found.findings[:2] == (
+        "NaN or inf in 1 row, the first (batch, head, row) (0, 1, 2)",
+        "every finite cell is right",
+    )
+    assert found.finite_is_right
+    assert (found.max_abs_error, found.mismatches, found.error) == (0, 1, math.inf)
+    assert found.cosine == pytest.approx(1)
+
+
+def test_a_right_candidate_in_another_order_says_no_more_than_that() -> None:
+    q, k, v = (normal(seed, 1, 2, 5, 4) for seed in range(3))
+    options = AttentionOptions()
+    output = scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    found = compared(make_problem(q, k, v, options), options, output)
+    said = "its shape is that of layout:output, and so read it is right"
+    assert found.findings == (said,)
+    assert found.explanation == f"0 of 40 cells are off; {said}"
+    output[0, 3, 1, 2] += 1
+    found = compared(make_problem(q, k, v, options), options, output)
+    assert found.findings[0] == "its shape is that of layout:output"
+
+
+def test_numbers_where_inputs_make_none_are_found() -> None:
+    q, k = normal(0, 1, 2, 5, 4), normal(1, 1, 2, 5, 4)
+    q[0, 1, 3] = math.nan
+    options = AttentionOptions()
+    problem = make_problem(q, k, k, options, allow_nonfinite=True)
+    output = right_output(problem, options)
+    assert compared(problem, options, output).passed
+    output[0, 1, 3] = 0.0
+    found = compared(problem, options, output)
+    assert found.mismatches == 4
+    said = "finite in 1 rows where NaN or inf of the inputs makes the reference NaN or inf"
+    assert said in found.findings
+    assert not found.finite_is_right
+
+
+def test_broken_rows_beside_empty_ones_are_looked_into() -> None:
+    q, k, v = (normal(seed, 1, 1, 4, 4) for seed in range(3))
+    mask = np.ones((4, 4), bool)
+    mask[2] = False
+    options = AttentionOptions(attn_mask=mask)
+    problem = make_problem(q, k, v, options)
+    output = right_output(problem, options)
+    output[0, 0, 2:] = math.nan
+    found = compared(problem, options, output)
+    assert found.findings[0].startswith(
+        "NaN or inf in 2 rows, the first (batch, head, row) (0, 0, 2"
+    )
+    assert found.findings[1].startswith("1 of them see no key")
+
+
+def test_shares_of_cells_that_are_next_to_none() -> None:
+    values = torch.zeros(1, 1, 100, 1001, dtype=torch.float64)
+    q, k = torch.zeros(1, 1, 100, 1).double(), torch.zeros(1, 1, 1, 1).double()
+    options = AttentionOptions()
+    problem = make_problem(q, k, torch.zeros(1, 1, 1, 1001).double(), options)
+    values[0, 0, 0, 0] = 1
+    said = str(compared(problem, options, values).explanation)
+    assert said.startswith("1 of 100100 cells are off (less than 0.01%); ")
+    values[0, 0, 0, :11] = 1
+    said = str(compared(problem, options, values).explanation)
+    assert said.startswith("11 of 100100 cells are off (0.01%); ")
+
+
+def pair_of(first: torch.Tensor, second: torch.Tensor, **tolerances: float) -> Pair:
+    """Two outputs of a problem whose right output is all ones."""
+    q, k, v = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), torch.ones(1, 2, 3, 4)
+    options = AttentionOptions()
+    problem = make_problem(q.double(), k.double(), v.double(), options)
+    one, two = (read_candidate(Target.OUTPUT, each, problem) for each in (first, second))
+    return compare_pair(problem, options, one, two, **tolerances)
+
+
+def test_a_pair_is_apart_beyond_both_tolerances_together() -> None:
+    right = torch.ones(1, 2, 3, 4, dtype=torch.float64)
+    low, high = right.clone(), right.clone()
+    low[0, 1, 2, 1], high[0, 1, 2, 1] = 1 - 0.01, 1 + 0.008
+    found = pair_of(low, high, rtol=0.0, atol=0.01)
+    assert (found.mismatches, found.first_part, found.allowed) == (0, None, 0.02)
+    assert found.error == pytest.approx(0.018)
+    assert found.worst_index == (0, 1, 2, 1)
+    assert found.values == (low[0, 1, 2, 1], high[0, 1, 2, 1])
+    assert found.closer == 2
+    assert found.rms_error == pytest.approx(0.018 / math.sqrt(24))
+    apart = pair_of(low, high, rtol=0.0, atol=0.008)
+    assert (apart.mismatches, apart.first_part) == (1, (0, 1, 2))
+    assert pair_of(high, low, rtol=0.0, atol=0.01).closer == 1
+    assert pair_of(low, low.clone()).closer is None
+    assert pair_of(low, low.clone()).error == 0
+
+
+def test_of_a_pair_the_one_with_fewer_broken_cells_is_closer() -> None:
+    right = torch.ones(1, 2, 3, 4, dtype=torch.float64)
+    broken, far = right.clone(), right + 1
+    broken[0, 1, 1, 0] = math.nan
+    assert pair_of(broken, far).closer == 2
+    far[0, 0, 0, 0], far[0, 0, 0, 1] = math.inf, -math.inf
+    found = pair_of(broken, far)
+    assert found.closer == 1
+    assert found.max_abs_error == 1
+    assert found.first_part == (0, 0, 0)
+    assert found.cosine == pytest.approx(1)

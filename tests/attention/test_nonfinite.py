@@ -158,6 +158,43 @@ def test_overflow_in_the_precision_asked_for_is_said(
         torch.testing.assert_close(found[Stage.WEIGHTS].double(), exact, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("place", [(0, 0, 2), (1, 3, 0), (1, 1, 4)])
+def test_the_first_logit_that_overflows_is_named(place: tuple[int, int, int]) -> None:
+    """In any batch, head and row, between rows that come near to it and do not."""
+    batch, head, row = place
+    q, k = torch.full((2, 4, 5, 2), 1e18), torch.full((2, 2, 3, 2), 1e18)
+    q[..., 1], k[..., 1] = 0.0, 0.0
+    q[batch, head, row, 0] = -1e21  # times 1e18 is beyond float32's 3.4e38
+    options = AttentionOptions(scale=1.0)
+    problem = make_problem(q, k, None, options, precision=Precision.FLOAT32)
+    where = f"first at query {row} of batch {batch}, head {head}; precision=float64 holds more"
+    assert problem.warnings == (f"scaled scores overflow float32, {where}",)
+    for scale in (0.3, 0.35):
+        scaled = AttentionOptions(scale=scale)
+        found = make_problem(q, k, None, scaled, precision=Precision.FLOAT32).warnings
+        assert bool(found) == (scale > 0.3402823)
+    each = tuple(1.0 if one == head else 0.1 for one in range(4))
+    apart = AttentionOptions(scale=each)
+    assert make_problem(q, k, None, apart, precision=Precision.FLOAT32).warnings
+    others = AttentionOptions(scale=tuple(1.1 - one for one in each))
+    assert not make_problem(q, k, None, others, precision=Precision.FLOAT32).warnings
+
+
+def test_sums_of_products_overflow_too() -> None:
+    """Of 4 products of 1e38, none of which overflows by itself."""
+    q, k = torch.full((2, 4), 1e19), torch.full((3, 4), 1e19)
+    k[:2, 1:] = 0.0
+    options = AttentionOptions(scale=1.0)
+    problem = make_problem(q, k, None, options, precision=Precision.FLOAT32)
+    assert "first at query 0 of batch 0, head 0" in problem.warnings[0]
+    fine = make_problem(q, k[:2], None, options, precision=Precision.FLOAT32)
+    assert fine.warnings == ()
+    # Beside a number that is none the others count.
+    q[1, 0] = NAN
+    beside = let_through(q, k, precision="float32", scale=1.0)
+    assert any("scaled scores overflow float32" in said for said in beside.warnings)
+
+
 def test_hidden_cells_overflow_for_nobody() -> None:
     q, k = torch.tensor([[1.0], [1e20]]), torch.tensor([[1.0], [1e20]])
     options = {"precision": "float32", "attn_mask": np.array([[True, True], [True, False]])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,70 @@ def problems(draw: st.DrawFn) -> tuple[AttentionOptions, Sizes]:
             lengths = st.lists(st.integers(0, most), min_size=size, max_size=size)
             given[name] = draw(maybe(lengths.map(tuple)))
     return AttentionOptions(**given), Sizes(batch, 1, q_len, k_len)
+
+
+def drawn(seed: int) -> tuple[AttentionOptions, Sizes]:
+    """Rules that nearly all leave something to see, in sizes that differ."""
+    random = np.random.default_rng(seed)
+
+    def number(low: int, high: int) -> int:
+        return int(random.integers(low, high + 1))
+
+    batch, q_len, k_len = number(1, 2), number(1, 9), number(1, 12)
+    causal, packed = bool(number(0, 3)), not number(0, 3)
+    given: dict[str, Any] = {"causal": causal}
+    given["query_offset"] = (
+        Corner.BOTTOM_RIGHT,
+        Corner.TOP_LEFT,
+        number(-2, 6),
+        tuple(number(-2, 6) for _ in range(batch)),
+    )[number(0, 3)]
+    if number(0, 1):
+        given["left_window"] = number(0, 4)
+        given["sink_window"] = number(0, 3)
+    if number(0, 2) == 0:
+        given["right_window"] = number(0, 4)
+    if causal and number(0, 1):
+        given["prefix"] = number(0, 5)
+    if packed:
+        for axis, length in (("q", q_len), ("k", k_len)):
+            inner = sorted(number(0, length) for _ in range(2))
+            given[f"cu_seqlens_{axis}"] = np.array([0, *inner, length])
+        return AttentionOptions(**given), Sizes(batch, 1, q_len, k_len)
+    if number(0, 1) and (given.keys() & {"left_window", "right_window"}):
+        given["dilation"] = number(1, 4)
+    if number(0, 1):
+        given["key_lengths"] = tuple(number(1, k_len) for _ in range(batch))
+    if number(0, 2) == 0:
+        given["query_lengths"] = tuple(number(1, q_len) for _ in range(batch))
+    return AttentionOptions(**given), Sizes(batch, 1, q_len, k_len)
+
+
+def test_seeded_problems_in_every_respect() -> None:
+    """Cells, counts, positions and what is told of them, as the plain mask has them."""
+    for seed in range(250):
+        options, sizes = drawn(seed)
+        mask, plain = mask_of_spans(options, sizes), build_mask(options, sizes)
+        assert mask is not None
+        if options.cu_seqlens_k is None and plain.offset is not None:
+            assert mask.offset is not None
+            both = [np.broadcast_to(each.offset, sizes.batch).tolist() for each in (mask, plain)]
+            assert both[0] == both[1], seed
+        for batch in range(sizes.batch):
+            head, expected = mask.head(batch, 0), plain.head(batch, 0)
+            cells = expected.cells(slice(0, expected.rows))
+            assert np.array_equal(head.cells(slice(0, head.rows)), cells), seed
+            grid = cell_counts(head, 3, 4)
+            edges = grid.query_edges.tolist(), grid.key_edges.tolist()
+            found = [
+                [int(cells[top:end, left:stop].sum()) for left, stop in pairwise(edges[1])]
+                for top, end in pairwise(edges[0])
+            ]
+            assert grid.counts.tolist() == found, seed
+        told, counted = audit_spans(mask, options).records, audit(plain, options).records
+        bare = [replace(record, description="", batch=None) for record in counted]
+        alike = [replace(record, description="", batch=None) for record in told]
+        assert alike == (bare * len(alike) if len(bare) == 1 else bare), seed
 
 
 @given(problems())
