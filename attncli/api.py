@@ -8,28 +8,28 @@ from typing import Any, overload
 import torch
 
 from attncli.analysis.attention_arguments import TensorLike, read_keywords, stored_of, whole_numbers
+from attncli.analysis.changes import read_changes
 from attncli.analysis.compare import Pair, alternatives, compare_heads, pair_of
 from attncli.analysis.compute import ask_stages
-from attncli.analysis.entropy import (
-    ChosenHeads,
-    GroupPlace,
-    measure,
-    thresholds_of,
-    token_numbers,
-)
-from attncli.analysis.options import choice_of
+from attncli.analysis.entropy import ChosenHeads, measure, token_numbers
+from attncli.analysis.head_columns import GroupPlace, thresholds_of
 from attncli.analysis.variance import experiment_specs, experiments
-from attncli.analysis.what_if import read_changes
-from attncli.attention.check.candidate import Target, read_candidate, require_candidates
+from attncli.attention.check.candidate import read_candidate
 from attncli.attention.check.hypotheses import check as find_mistakes
-from attncli.attention.options import DistributionName, Layout, Precision
+from attncli.attention.options import (
+    DistributionName,
+    Layout,
+    Precision,
+    Target,
+    require_candidates,
+)
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import problem_of_weights
 from attncli.attention.stages import select
 from attncli.attention.streaming.stream import Wanted
 from attncli.attention.variance.experiment import ScaleRule
 from attncli.attention.variance.moments import audit, diagnosis
-from attncli.errors import UsageError, in_python
+from attncli.errors import UsageError, choice_of, in_python
 from attncli.files.torch_tensors import as_torch
 from attncli.recording.capture import Capture
 from attncli.recording.recorder import LabelRows, Recorder

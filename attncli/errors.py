@@ -8,10 +8,12 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 # Between the numbers of one batch and those of the next, where an option is typed.
 ROWS = "/"
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 _OPTION = re.compile("«([a-z_]+)(?:=([^»]*))?»")
 
@@ -74,14 +76,34 @@ class LeftOutError(AttncliError):
     exit_code = ExitCode.DATA
 
 
-def nearest(name: str, among: Iterable[str]) -> str:
-    """Advice that names what a name was probably meant to be; "" where nothing is like it."""
+def nearest(name: str, among: Iterable[str], *, in_part: bool = True) -> str:
+    """Advice that names what a name was probably meant to be; "" where nothing is like it.
+
+    Args:
+        name: as it is written.
+        among: the names there are.
+        in_part: whether to begin a name, or to be a part of it, is to be like it, too.
+    """
     names = {other.casefold().replace("_", "-"): other for other in reversed(list(among))}
     word = name.casefold().replace("_", "-")
-    parts = [other for other in names if word and (word in re.split("[./-]", other))]
-    begun = [other for other in names if word and other.startswith(word)]
-    close = [*get_close_matches(word, names, 1, 0.7), *begun, *parts]
+    close = get_close_matches(word, names, 1, 0.7)
+    if in_part and word:
+        close += [other for other in names if other.startswith(word)]
+        close += [other for other in names if word in re.split("[./-]", other)]
     return f"did you mean {printable(names[close[0]])}?" if close else ""
+
+
+def choice_of(kind: type[Choice], value: str, where: str) -> Choice:
+    """The member of an enumeration that a word names, in capitals or not.
+
+    Raises:
+        UsageError: there is none; lists those there are.
+    """
+    try:
+        return kind(str(value).casefold())
+    except ValueError:
+        problem = f"expected one of {', '.join(kind)}, got {value!r}"
+        raise UsageError(where, problem, nearest(str(value), kind)) from None
 
 
 def printable(text: str) -> str:

@@ -14,23 +14,19 @@ import torch
 from numpy.typing import NDArray
 from rich.console import RenderableType
 
-from attncli.analysis.compare import HEAD as COMPARED
-from attncli.analysis.compare import NUMBERS_OF_HEADS as COMPARED_NUMBERS
-from attncli.analysis.compare import HeadComparison, RowComparison
+from attncli.analysis.compare_columns import HEAD as COMPARED
+from attncli.analysis.compare_columns import NUMBERS_OF_HEADS as COMPARED_NUMBERS
+from attncli.analysis.compare_columns import HeadComparison, RowComparison
 from attncli.analysis.compute import StagesAsked
-from attncli.analysis.entropy import (
+from attncli.analysis.entropy import ChosenHeads, measure, token_numbers, token_scores
+from attncli.analysis.head_columns import (
     HEAD,
     OF_TOKENS,
     WORDS_OF_HEADS,
-    ChosenHeads,
     GroupPlace,
     Setting,
     limits_of,
-    measure,
-    token_numbers,
-    token_scores,
 )
-from attncli.analysis.options import choice_of
 from attncli.analysis.pictures import head_curves, stage_maps
 from attncli.analysis.report import by_batch, most_telling, plan_of, report_heads
 from attncli.analysis.variance import CURVE_SAMPLES, CURVE_WIDTHS, experiment_specs, experiments
@@ -40,12 +36,12 @@ from attncli.attention.masks.audit import audit
 from attncli.attention.options import Stage
 from attncli.attention.problem import Cost, Problem, cost_of
 from attncli.attention.stages import Selection, StageResult, StageStatistics, select
-from attncli.attention.streaming.heads import HeadStatistics, Thresholds
+from attncli.attention.streaming.head_record import HeadStatistics, Thresholds
 from attncli.attention.streaming.stream import HeadRows, Wanted
 from attncli.attention.variance.experiment import ExperimentRecord
 from attncli.attention.variance.moments import ScoreMoments
 from attncli.columns import columns_of, record_of
-from attncli.errors import DataError, UsageError
+from attncli.errors import DataError, UsageError, choice_of
 from attncli.files.target import require_target
 from attncli.files.writer import write_text
 from attncli.limits import require_memory

@@ -11,7 +11,7 @@ from plain_attention import Array, PlainAttention
 from test_differential import random_problem
 
 import attncli
-from attncli.analysis.compare import HeadComparison, RowComparison
+from attncli.analysis.compare_columns import HeadComparison, RowComparison
 from attncli.results import Compared
 
 Rows = dict[str, Array]

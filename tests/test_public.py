@@ -20,8 +20,7 @@ import attncli
 from attncli import api
 from attncli.analysis.attention_arguments import read_keywords
 from attncli.analysis.compute import ask_stages
-from attncli.attention.check.candidate import Target
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Target
 from attncli.attention.variance.fit_scale import fit_scale
 
 HEAVY = ("numpy", "rich", "torch", "typer")

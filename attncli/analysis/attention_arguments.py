@@ -8,16 +8,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncli.analysis.options import AttentionWords, choice_of, finite, floats, integers, several
+from attncli.analysis.options import AttentionWords, finite, floats, integers, several
 from attncli.analysis.tensor_files import FROM_FILES, HeldTensor
-from attncli.attention.options import OPTIONS, AttentionOptions, Corner, Kind, MaskTrue
-from attncli.errors import ROWS, DataError, UsageError, in_python
+from attncli.attention.masks.build import build_mask
+from attncli.attention.options import (
+    OPTIONS,
+    AttentionOptions,
+    Corner,
+    Kind,
+    MaskTrue,
+    require_heads,
+    require_values,
+)
+from attncli.attention.sizes import Sizes
+from attncli.errors import ROWS, DataError, UsageError, choice_of, in_python, nearest
 from attncli.files.roles import read_one
 from attncli.files.tensor import BY_NAME, StoredTensor, as_float, name_of, require_accepted
 from attncli.files.text import is_file
@@ -58,10 +67,10 @@ def read_arguments(
     warnings: list[str] = []
     for name, value in declared.items():
         if name not in OPTIONS:
-            meant = get_close_matches(name, OPTIONS, 1, 0.75)
+            meant = nearest(name, OPTIONS, in_part=False)
             if meant:  # others describe the group
                 said = f"the bundle declares {name!r}, which attncli does not know"
-                warnings.append(f"{said}; was {meant[0]!r} meant?")
+                warnings.append(f"{said}; {meant}")
         elif isinstance(value, HeldTensor):
             held[name] = value
         elif value is not None:
@@ -84,6 +93,27 @@ def read_arguments(
         if getattr(words, name) is not None and values.get("attn_mask") is None:
             raise UsageError(f"«{name}»", "expected «attn_mask» beside it, got none")
     return AttentionArguments(AttentionOptions(**values), files, tuple(warnings))
+
+
+def refuse_words(words: AttentionWords, sizes: Sizes | None) -> None:
+    """Refuse words that no tensors could go with, or none of these sizes; no file is read.
+
+    Args:
+        words: what is typed.
+        sizes: of the tensors; None where these are in files.
+
+    Raises:
+        UsageError: a word that the option does not take.
+        DataError: an array of another shape.
+    """
+    given = {name: value for name, value in vars(words).items() if value is not None}
+    read = {n: typed(n, value, {}, []) for n, value in given.items() if not names_file(n, value)}
+    require_values(read)
+    if sizes is None or len(read) < len(given):
+        return
+    options = read_arguments(words, {}, "").options
+    require_heads(options, sizes.heads)
+    build_mask(options, sizes)
 
 
 def arguments_record(
@@ -146,14 +176,11 @@ def typed(name: str, value: Any, files: dict[str, str], warnings: list[str]) -> 
         return _offset(option, value)
     if kind is Kind.LENGTHS:
         return integers(option, value)
-    if kind is Kind.ARRAY:
-        files[name] = value
-        return read_array(value, option, warnings)
+    if names_file(name, value):
+        files[name] = file = value if kind is Kind.ARRAY else value[0]
+        return _of_kind(kind, read_array(file, option, warnings))
     if name not in FROM_FILES:
         return value
-    if len(value) == 1 and _is_file(value[0]):
-        files[name] = value[0]
-        return _of_kind(kind, read_array(value[0], option, warnings))
     if kind is Kind.LOGITS:
         return np.array(floats(option, value))
     rows = [integers(option, [row]) for row in ",".join(value).split(ROWS)]
@@ -168,10 +195,17 @@ def typed(name: str, value: Any, files: dict[str, str], warnings: list[str]) -> 
     return array
 
 
+def names_file(name: str, value: Any) -> bool:
+    """Whether the words of an option name a file in the place of values."""
+    if OPTIONS[name].kind is Kind.ARRAY:
+        return bool(value != NONE)
+    return name in FROM_FILES and len(value) == 1 and value != [NONE] and _is_file(value[0])
+
+
 def _offset(option: str, words: list[str]) -> Corner | int | tuple[int, ...]:
     parts = several(words)
-    if len(parts) == 1 and parts[0] in tuple(Corner):
-        return Corner(parts[0])
+    if len(parts) == 1 and parts[0].casefold() in tuple(Corner):
+        return Corner(parts[0].casefold())
     try:
         offsets = tuple(int(part if part.isascii() else "") for part in parts)
     except ValueError:

@@ -7,7 +7,7 @@ from itertools import chain
 
 import torch
 
-from attncli.attention.check.candidate import Target
+from attncli.attention.options import Target
 from attncli.attention.problem import Problem
 from attncli.attention.variance.fit_scale import ScaleCandidate, ScaleFit, fit_scale
 from attncli.attention.variance.moments import ScoreMoments, audit_sharing

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from attncli.analysis.options import stages_named
 from attncli.attention import stages as attention_stages
 from attncli.attention.options import Stage
 from attncli.attention.pooling import FIRST_ALONE, edges_of
@@ -23,7 +24,6 @@ from attncli.attention.stages import (
     visibility,
 )
 from attncli.attention.steps import OutputProjection
-from attncli.errors import UsageError, nearest
 
 # Arrays of a block that live at once while its stages are computed, measured and copied.
 _WORKING_ARRAYS = 8
@@ -140,15 +140,8 @@ def ask_stages(
     if output_projection is not None:
         there.add(Stage.PROJECTED)
     offered = [stage for stage in Stage if stage in there]
-    for name in names or ():
-        if name not in offered:
-            known = ", ".join(offered)
-            unknown = f"expected one of {known} for these inputs, got {name!r}"
-            advice = nearest(name, offered)
-            if name == Stage.OUTPUT:
-                advice = "the output needs V, and none was given"
-            raise UsageError(option, unknown, advice)
-    wanted = tuple(stage for stage in offered if names is None or stage in names)
+    named = None if names is None else stages_named(option, names, offered)
+    wanted = tuple(stage for stage in offered if named is None or stage in named)
     if Stage.SCORES in wanted and (said := score_warnings(problem)):
         problem = replace(problem, marked_warnings=(*problem.marked_warnings, *said))
     return StagesAsked(problem, selection, wanted, output_projection)

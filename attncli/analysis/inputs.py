@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from attncli.analysis.needs import (
+from attncli.analysis.needs import random_shape, require_drawn
+from attncli.analysis.options import (
+    BIASES,
+    PROJECTION_OPTIONS,
     RANDOM_OPTIONS,
     RANDOM_OR_PACKED,
-    random_shape,
-    require_drawn,
+    ROLES,
+    FileOptions,
+    InputOptions,
+    given_of,
+    refuse_beside_weights,
+    refuse_inputs,
 )
-from attncli.analysis.options import FileOptions, InputOptions
 from attncli.analysis.tensor_files import (
     LAYOUT,
-    ROLES,
     FileGroup,
     Labels,
     declared_in,
@@ -35,9 +40,6 @@ from attncli.files.roles import fits, names_asked, read_one, split_name, usual_l
 from attncli.files.tensor import doubts
 from attncli.files.text import listed, place, shown
 from attncli.files.torch_tensors import as_torch, torch_dtype
-
-BIASES = {"bq": "wq", "bk": "wk", "bv": "wv", "bo": "wo"}
-PROJECTION_OPTIONS = ("x", "wq", "wk", "wv", "wo", *BIASES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +102,15 @@ def load_groups(options: FileOptions, *, example: bool = False) -> list[Group]:
         UsageError: options that exclude each other or lack a partner.
         DataError: files that cannot be read or do not hold what they should.
     """
-    named, projecting = _given(options, ROLES), _given(options, PROJECTION_OPTIONS)
-    _refuse_useless(options, named, projecting)
+    refuse_inputs(options)
+    named, projecting = given_of(options, ROLES), given_of(options, PROJECTION_OPTIONS)
     if projecting:
-        return [_projected(options, named, projecting)]
+        return [_projected(options, projecting)]
     if options.qkv is not None:
-        return _fused(options, options.qkv, named)
+        return _fused(options, options.qkv)
     if not options.files and not named:
-        if not isinstance(options, InputOptions):
-            raise UsageError("FILE", "expected files of Q and K, got none")
+        assert isinstance(options, InputOptions)  # others are refused without files
         return [_made_up(options, example)]
-    _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "the files")
     if options.files:
         found = groups_in(options.files, options.group or [])
         if options.layout is Layout.BHSD and options.heads is None:
@@ -136,18 +136,9 @@ def load_weights(options: FileOptions, names: Sequence[str]) -> list[Group]:
         UsageError: options of Q, K and V.
         DataError: files that cannot be read or hold no weights.
     """
-    others = (*ROLES, "qkv", *PROJECTION_OPTIONS, *RANDOM_OPTIONS, *RANDOM_OR_PACKED, "k_layout")
-    _refuse(options, others, "is about Q, K and V", "«weights»")
-    if options.layout is not Layout.BHSD:
-        raise UsageError("«layout»", "expected nothing beside «weights», got it")
+    refuse_beside_weights(options)
     found = weights_in([*names, *(options.files or [])], options.group or [])
     return [read_group(group, options.dtype) for group in found]
-
-
-def _given(options: FileOptions, names: Iterable[str]) -> dict[str, Any]:
-    """Those of the options that are given."""
-    values = {name: getattr(options, name, None) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _doubt_layout(groups: Sequence[FileGroup]) -> None:
@@ -173,34 +164,13 @@ def read_tensor(
     return as_torch(stored, dtype), [*warnings, *doubts(stored, dtype)]
 
 
-def _refuse_useless(
-    options: FileOptions, named: dict[str, str], projecting: dict[str, str]
-) -> None:
-    """Refuse options that would do nothing, which their user surely did not want."""
-    if options.weights_layout is not WeightsLayout.IN_OUT and not projecting:
-        raise UsageError("«weights_layout»", "expected «x» and weights beside it, got none")
-    for name in ("layout", "k_layout"):
-        if getattr(options, name) in (None, Layout.BHSD):
-            continue
-        if projecting:
-            problem = "expected nothing beside «x», got it; Q, K and V are split by «heads»"
-            raise UsageError(f"«{name}»", problem)
-        if not options.files and not named and options.qkv is None:
-            raise UsageError(f"«{name}»", "expected files beside it, got none")
-
-
 def _made_up(options: InputOptions, example: bool) -> Group:
     """The embedded example, or random tensors where any of their options is given."""
-    if options.group:
-        raise UsageError("«group»", "expected a bundle beside it, got no file")
-    if example and not _given(options, (*RANDOM_OPTIONS, *RANDOM_OR_PACKED)):
+    if example and not given_of(options, (*RANDOM_OPTIONS, *RANDOM_OR_PACKED)):
         kind = torch_dtype(options.dtype or "float64")
         cast = (tensor.to(kind) for tensor in qkv.example())
         return _described_group("example", dict(zip(ROLES, cast, strict=True)))
     shape = random_shape(options) or RandomShape()
-    if shape.kv_heads is not None and shape.kv_heads > 0 and shape.heads % shape.kv_heads:
-        problem = f"expected a divisor of «heads={shape.heads}», got {shape.kv_heads}"
-        raise UsageError("«kv_heads»", problem)
     require_drawn(shape)
     seed = options.seed or 0
     drawn = qkv.draw(shape, seed, torch_dtype(options.dtype or "float32"))
@@ -280,12 +250,8 @@ def _complete(group: Group) -> Group:
     return group
 
 
-def _fused(options: FileOptions, spec: str, named: dict[str, str]) -> list[Group]:
+def _fused(options: FileOptions, spec: str) -> list[Group]:
     """Q, K and V split from one tensor, or from every such tensor of a bundle."""
-    _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "«qkv»")
-    _refuse_others(options, named, "«qkv»")
-    if options.k_layout is not None:
-        raise UsageError("«k_layout»", "expected nothing beside «qkv», got it")
     source, name = split_name(spec)
     file = open_file(source)
     specs = {"": spec}
@@ -316,25 +282,8 @@ def _fused(options: FileOptions, spec: str, named: dict[str, str]) -> list[Group
     return groups
 
 
-def _refuse_others(options: FileOptions, named: dict[str, str], beside: str) -> None:
-    """Refuse Q, K and V of files beside what they are all made from."""
-    if options.files or named:
-        other = options.files[0] if options.files else f"«{next(iter(named))}»"
-        raise UsageError(other, f"expected no other Q, K or V beside {beside}, got one")
-
-
-def _projected(options: FileOptions, named: dict[str, str], projecting: dict[str, str]) -> Group:
+def _projected(options: FileOptions, projecting: dict[str, str]) -> Group:
     """Q, K and V projected from X by weight files."""
-    _refuse(options, RANDOM_OPTIONS, "shapes random tensors", "«x»")
-    _refuse_others(options, named if options.qkv is None else {"qkv": options.qkv}, "«x»")
-    for name in ("x", "wq", "wk"):
-        if name not in projecting:
-            there = ", ".join(f"«{n}»" for n in projecting)
-            problem = f"expected «x», «wq» and «wk» together, got only {there}"
-            raise UsageError(f"«{name}»", problem)
-    for name, partner in ({"wo": "wv"} | BIASES).items():
-        if name in projecting and partner not in projecting:
-            raise UsageError(f"«{name}»", f"expected «{partner}» beside it, got none")
     loaded, described, warnings = _read_named(projecting, options.dtype)
     out_in = options.weights_layout is WeightsLayout.OUT_IN
     weights = {
@@ -391,8 +340,3 @@ def _output_projection(
         advice = "«weights_layout=out-in» takes the weight of an nn.Linear"
         raise DataError("«wo»", problem, advice)
     return OutputProjection(weight, bias)
-
-
-def _refuse(options: FileOptions, names: tuple[str, ...], what: str, beside: str) -> None:
-    for name in _given(options, names):
-        raise UsageError(f"«{name}»", f"expected nothing beside {beside}, got it; it {what}")

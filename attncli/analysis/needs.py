@@ -6,16 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attncli.analysis.options import InputOptions
+from attncli.analysis.options import FileOptions, InputOptions
 from attncli.attention.options import AttentionOptions, Precision
 from attncli.attention.sizes import FLOAT64_CELLS, RandomShape, Sizes
 from attncli.limits import require_disk, require_memory
 
-# Options that shape random tensors, and those that shape packed heads of files as well.
-RANDOM_OPTIONS = ("batch", "q_len", "k_len", "dk", "dv", "seed")
-RANDOM_OR_PACKED = ("heads", "kv_heads")
 # S_q and S_k where nothing is said, each on its own.
 RANDOM_LENGTH = 8
+# Of the embedded example.
+EXAMPLE = Sizes(1, 1, 4, 4)
+# Options that name files of Q, K and V, or what these are projected from.
+_NAMING = ("files", "q", "k", "v", "qkv", "x", "wq", "wk", "wv")
 
 # Of random tensors a number takes 4 bytes as drawn and 8 as computed with.
 _BYTES_A_NUMBER = 12
@@ -37,11 +38,26 @@ def random_shape(options: InputOptions) -> RandomShape | None:
     sizes = ("batch", "heads", "kv_heads", "q_len", "k_len", "dk", "dv")
     typed = {name: getattr(options, name) for name in (*sizes, "seed")}
     given = {name: value for name, value in typed.items() if value is not None}
-    others = ("files", "q", "k", "v", "qkv", "x", "wq", "wk", "wv")
-    if not given or any(getattr(options, name) for name in others):
+    if not given or any(getattr(options, name) for name in _NAMING):
         return None
     given.pop("seed", None)
     return RandomShape(**{"q_len": RANDOM_LENGTH, "k_len": RANDOM_LENGTH} | given)
+
+
+def sizes_known(options: FileOptions, *, example: bool) -> Sizes | None:
+    """The sizes of the problem where no file has to say them; None where one has.
+
+    Args:
+        options: of the inputs.
+        example: whether nothing given means the embedded example, not random tensors.
+    """
+    if not isinstance(options, InputOptions) or any(getattr(options, name) for name in _NAMING):
+        return None
+    shape = random_shape(options)
+    if shape is None and example:
+        return EXAMPLE
+    shape = shape or RandomShape()
+    return Sizes(shape.batch, shape.heads, shape.q_len, shape.keys)
 
 
 def require_drawn(shape: RandomShape) -> None:
@@ -58,8 +74,6 @@ def require_drawn(shape: RandomShape) -> None:
         "dk": shape.dk,
         "dv": shape.values,
     }
-    if min(axes.values()) < 0:
-        return  # refused as such
     largest = max(axes.values())
     where = ", ".join(f"«{name}»" for name, length in axes.items() if length == largest)
     require_memory(where, _BYTES_A_NUMBER * sum(shape.numbers), _SMALLER)

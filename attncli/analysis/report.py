@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from attncli.analysis.entropy import ChosenHeads, Record, head_record, measure
 from attncli.attention.maps import HeadMap, HeadMaps, MapShape, Plan, map_of, plan_maps, together
-from attncli.attention.streaming.heads import Thresholds
+from attncli.attention.streaming.head_record import Thresholds
 from attncli.attention.streaming.stream import Wanted, planned_cells
 from attncli.errors import DataError, UsageError
 

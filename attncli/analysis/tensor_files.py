@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from attncli.analysis.options import ROLES
 from attncli.attention.options import OPTIONS, Kind
 from attncli.errors import AttncliError, DataError, ResourceError, UsageError
 from attncli.files.reader import join, open_file
@@ -19,7 +20,6 @@ from attncli.files.text import listed, place, shown
 
 Loaded = TypeVar("Loaded")
 
-ROLES = ("q", "k", "v")
 # In metadata: what holds for every group that does not say otherwise, and tokens.
 ALL_GROUPS, LABELS = "*", "labels"
 # Which of the labels is that of the group's first key, where a cache has grown or let go of some.

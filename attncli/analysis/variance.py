@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from attncli.analysis.options import choice_of
 from attncli.attention.options import DistributionName
 from attncli.attention.variance.distributions import Distribution
 from attncli.attention.variance.experiment import (
@@ -17,7 +16,7 @@ from attncli.attention.variance.experiment import (
 )
 from attncli.attention.variance.logits import LogitsRecord
 from attncli.columns import columns_of
-from attncli.errors import UsageError
+from attncli.errors import UsageError, choice_of
 from attncli.limits import require_memory
 
 # The experiment of a page: enough draws for curves, few enough for a quarter of a second.

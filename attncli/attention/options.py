@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,26 @@ class Stage(StrEnum):
     def over_keys(self) -> bool:
         """Whether its columns are keys, so that cells may be invisible."""
         return self in (Stage.SCORES, Stage.SCALED, Stage.CAPPED, Stage.MASKED, Stage.WEIGHTS)
+
+
+class Target(StrEnum):
+    """What a candidate claims to be."""
+
+    OUTPUT = "output"
+    WEIGHTS = "weights"
+    LOGSUMEXP = "logsumexp"
+
+
+def stages_there(*, capped: bool, with_values: bool) -> list[Stage]:
+    """The stages from scores on that attention has.
+
+    Args:
+        capped: whether it has a soft cap.
+        with_values: whether it has V.
+    """
+    found = [Stage.SCORES, Stage.SCALED, *([Stage.CAPPED] if capped else [])]
+    found += [Stage.MASKED, Stage.WEIGHTS]
+    return [*found, Stage.OUTPUT] if with_values else found
 
 
 class DistributionName(StrEnum):
@@ -256,30 +277,11 @@ class AttentionOptions:
         Raises:
             UsageError: naming the option, what it takes and what it got.
         """
-        for scale in self.scale if isinstance(self.scale, tuple) else (self.scale,):
-            if scale is not None and not math.isfinite(scale):
-                raise UsageError("«scale»", f"expected a finite number, got {scale}")
-        if self.hide_below is not None and math.isnan(self.hide_below):
-            raise UsageError("«hide_below»", "expected a number, got nan")
-        for name in ("temperature", "softcap"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise UsageError(f"«{name}»", f"expected a finite number above 0, got {value}")
-        windows = "left_window", "right_window", "sink_window", "prefix"
-        counts = [(name, getattr(self, name)) for name in windows]
-        for name in ("key_lengths", "query_lengths"):
-            counts += [(name, length) for length in getattr(self, name) or ()]
-        for name, count in counts:
-            if count is not None and count < 0:
-                wanted = "expected a whole number of at least 0"
-                raise UsageError(f"«{name}»", f"{wanted}, got {count}")
+        require_values({each.name: getattr(self, each.name) for each in fields(self)})
         ways = [name for name in DOCUMENTS if getattr(self, name) is not None]
         if len(ways) > 1 and ways != ["cu_seqlens_q", "cu_seqlens_k"]:
             wanted = f"expected one way to tell documents, got «{ways[0]}» too"
             raise UsageError(f"«{ways[1]}»", wanted)
-        if self.dilation is not None and self.dilation < 1:
-            wanted = "expected a whole number of at least 1"
-            raise UsageError("«dilation»", f"{wanted}, got {self.dilation}")
         for name, beside in _BESIDE.items():
             there = [getattr(self, other) for other in beside]
             lacking = all(each is None or each is False for each in there)
@@ -311,6 +313,89 @@ class AttentionOptions:
             "alibi_slopes": self.alibi_slopes is not None,
         }
         return [name for name, given in used.items() if given]
+
+
+def require_values(values: Mapping[str, Any]) -> None:
+    """Refuse values of options that make no sense for any tensors, whatever stands beside them.
+
+    Args:
+        values: some fields of `AttentionOptions`, by their names.
+
+    Raises:
+        UsageError: naming the option, what it takes and what it got.
+    """
+    scale = values.get("scale")
+    for one in scale if isinstance(scale, tuple) else (scale,):
+        if one is not None and not math.isfinite(one):
+            raise UsageError("«scale»", f"expected a finite number, got {one}")
+    hide_below = values.get("hide_below")
+    if hide_below is not None and math.isnan(hide_below):
+        raise UsageError("«hide_below»", "expected a number, got nan")
+    for name in ("temperature", "softcap"):
+        value = values.get(name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UsageError(f"«{name}»", f"expected a finite number above 0, got {value}")
+    least = dict.fromkeys(("left_window", "right_window", "sink_window", "prefix"), 0)
+    for name, fewest in (least | {"dilation": 1}).items():
+        _require_counts(name, (values.get(name),), fewest)
+    for name in ("key_lengths", "query_lengths"):
+        _require_counts(name, values.get(name) or (), 0)
+
+
+def _require_counts(name: str, counts: Sequence[int | None], fewest: int) -> None:
+    for count in counts:
+        if count is not None and count < fewest:
+            wanted = f"expected a whole number of at least {fewest}"
+            raise UsageError(f"«{name}»", f"{wanted}, got {count}")
+
+
+def require_heads(options: AttentionOptions, heads: int) -> None:
+    """Refuse scales and sink logits that are not one per query head.
+
+    Raises:
+        UsageError: there are more or fewer.
+    """
+    if isinstance(options.scale, tuple) and len(options.scale) != heads:
+        got = len(options.scale)
+        raise UsageError("«scale»", f"expected 1 or one per query head (H={heads}), got {got}")
+    shape = (heads,) if options.sinks is None else tuple(options.sinks.shape)
+    if shape != (heads,):
+        raise UsageError("«sinks»", f"expected one logit per query head (H={heads}), got {shape}")
+
+
+def require_candidates(
+    given: Iterable[str], rtol: float | None, atol: float | None, *, pair: bool = False
+) -> None:
+    """Refuse what makes no check, before anything is loaded.
+
+    Args:
+        given: the targets of the candidates.
+        rtol, atol: tolerances of the caller; None for those of the dtype.
+        pair: whether a second candidate is to be compared with the one given.
+
+    Raises:
+        UsageError: no candidate, several of them for a pair, or a tolerance that is none.
+    """
+    count = len(list(given))
+    if not count:
+        names = ", ".join(f"«actual_{target}»" for target in Target)
+        raise UsageError("check", f"expected one of {names}, got none")
+    if pair and count > 1:
+        raise UsageError("«pair»", f"expected one candidate beside it, got {count}")
+    for name, value in (("«rtol»", rtol), ("«atol»", atol)):
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise UsageError(name, f"expected a finite number of at least 0, got {value}")
+
+
+def require_device_name(name: str) -> None:
+    """Refuse what names no device, be it there or not.
+
+    Raises:
+        UsageError: it does not.
+    """
+    kind, colon, index = name.partition(":")
+    if not ((kind in ("cpu", "cuda") and index.isdecimal() == bool(colon)) or name == "auto"):
+        raise UsageError("«device»", f"expected auto, cpu, cuda or cuda:N, got {name}")
 
 
 OPTIONS = {entry.name: entry.metadata["told"] for entry in fields(AttentionOptions)}

@@ -14,7 +14,13 @@ import torch
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask, head_masks
 from attncli.attention.nonfinite import Products, first_overflow, origins, refuse_nonfinite
-from attncli.attention.options import AttentionOptions, Layout, Precision
+from attncli.attention.options import (
+    AttentionOptions,
+    Layout,
+    Precision,
+    require_device_name,
+    require_heads,
+)
 from attncli.attention.sizes import (
     FLOAT64_CELLS,
     PACKED,
@@ -180,7 +186,8 @@ def make_problem(
     warnings += _share_batch(ready)
     batch, query_heads, q_len, dk = ready["q"].shape
     sizes = Sizes(batch, query_heads, q_len, ready["k"].shape[2])
-    scale = _scale(options, query_heads, dk)
+    require_heads(options, query_heads)
+    scale = 1 / math.sqrt(dk) if options.scale is None else options.scale
     dtype = compute_dtype(precision, came_as or [t.dtype for t in ready.values()], sizes)
     factor = max(map(abs, np.atleast_1d(scale)), default=0.0) / options.temperature
     reach = partial(_reach, ready["q"], ready["k"], factor, options.softcap or math.inf)
@@ -201,7 +208,7 @@ def make_problem(
         scale=scale,
         temperature=options.temperature,
         softcap=None if options.softcap is None else max(options.softcap, torch.finfo(dtype).tiny),
-        sinks=_sinks(options, query_heads),
+        sinks=_sinks(options),
         dtype=dtype,
         device=choose_device(device),
         marked_warnings=tuple(warnings),
@@ -277,9 +284,8 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    require_device_name(name)
     kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or name == "cuda:":
-        raise UsageError("«device»", f"expected auto, cpu, cuda or cuda:N, got {name}")
     present = torch.cuda.device_count()
     if kind == "cuda" and int(index or 0) >= present:
         devices = f"one of {present} CUDA devices" if present else "cpu: this torch sees no CUDA"
@@ -352,23 +358,10 @@ def _check_heads(ready: dict[str, torch.Tensor], heads: int | None, kv_heads: in
             )
 
 
-def _scale(options: AttentionOptions, heads: int, dk: int) -> float | tuple[float, ...]:
-    if options.scale is None:
-        return 1 / math.sqrt(dk)
-    if isinstance(options.scale, tuple) and len(options.scale) != heads:
-        got = len(options.scale)
-        raise UsageError("«scale»", f"expected 1 or one per query head (H={heads}), got {got}")
-    return options.scale
-
-
-def _sinks(options: AttentionOptions, heads: int) -> torch.Tensor | None:
+def _sinks(options: AttentionOptions) -> torch.Tensor | None:
     if options.sinks is None:
         return None
     sinks = torch.as_tensor(options.sinks, dtype=torch.float64)
-    if sinks.shape != (heads,):
-        raise UsageError(
-            "«sinks»", f"expected one logit per query head (H={heads}), got {tuple(sinks.shape)}"
-        )
     if not bool(torch.isfinite(sinks).all()):
         raise UsageError("«sinks»", "expected finite logits, got NaN or inf")
     return sinks

@@ -48,16 +48,9 @@ def draw(
     so that a seed means the same numbers on every device and version.
 
     Raises:
-        UsageError: a negative seed or length, or fewer than one batch, head or d_k.
+        UsageError: a negative seed.
     """
     kv_heads, k_len, dv = shape.key_heads, shape.keys, shape.values
-    at_least_one = {"«batch»": shape.batch, "«heads»": shape.heads, "«kv_heads»": kv_heads}
-    for option, value in (at_least_one | {"«dk»": shape.dk}).items():
-        if value < 1:
-            raise UsageError(option, f"expected at least 1, got {value}")
-    for option, value in {"«q_len»": shape.q_len, "«k_len»": k_len, "«dv»": dv}.items():
-        if value < 0:
-            raise UsageError(option, f"expected at least 0, got {value}")
     if seed < 0:
         raise UsageError("«seed»", f"expected at least 0, got {seed}")
     rng = np.random.default_rng(seed)

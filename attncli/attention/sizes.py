@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from attncli.errors import DataError, UsageError
 
 Tensor = TypeVar("Tensor", bound=Any)
 Axes = tuple[int, int, int, int]  # B, H, S, d
+Rows = tuple[int, ...] | range  # places on an axis
 
 # What packed layouts are once their heads are split.
 PACKED = {Layout.BSH: "bshd", Layout.SBH: "sbhd"}
@@ -39,7 +40,12 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomShape:
-    """Sizes of random Q, K and V; None follows another size as its comment says."""
+    """Sizes of random Q, K and V; None follows another size as its comment says.
+
+    Raises:
+        UsageError: a negative length, fewer than one batch, head or d_k, or H that H_kv does not
+            divide.
+    """
 
     batch: int = 1
     heads: int = 1
@@ -48,6 +54,16 @@ class RandomShape:
     k_len: int | None = None  # q_len
     dk: int = 64
     dv: int | None = None  # dk
+
+    def __post_init__(self) -> None:
+        least = {"batch": 1, "heads": 1, "kv_heads": 1, "dk": 1, "q_len": 0, "k_len": 0, "dv": 0}
+        for name, fewest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < fewest:
+                raise UsageError(f"«{name}»", f"expected at least {fewest}, got {value}")
+        if self.heads % self.key_heads:
+            problem = f"expected a divisor of «heads={self.heads}», got {self.kv_heads}"
+            raise UsageError("«kv_heads»", problem)
 
     @property
     def key_heads(self) -> int:
@@ -73,6 +89,26 @@ class RandomShape:
             of_keys * self.dk,
             of_keys * self.values,
         )
+
+
+def places(option: str, wanted: Sequence[int | slice] | None, length: int) -> Rows:
+    """The places on an axis of some length that indices and ranges name, each once; None for all.
+
+    Raises:
+        UsageError: an index beyond the axis, or a range with nothing in it.
+    """
+    if wanted is None:
+        return range(length)
+    found: list[int] = []
+    for one in wanted:
+        inside = range(length)[one] if isinstance(one, slice) else [one]
+        if not all(-length <= index < length for index in inside) or not inside:
+            limits = f"from {-length} to {length - 1}" if length else "none, the axis is empty"
+            ends = (one.start, one.stop) if isinstance(one, slice) else (one,)
+            got = ":".join("" if end is None else str(end) for end in ends)
+            raise UsageError(option, f"expected an index {limits}, got {got}")
+        found += [index % length for index in inside]
+    return tuple(dict.fromkeys(found))
 
 
 def to_bhsd(tensor: Tensor, role: str, layout: Layout, heads: int | None) -> Tensor:

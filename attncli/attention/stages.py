@@ -17,17 +17,15 @@ from numpy.typing import NDArray
 from attncli.attention import steps
 from attncli.attention.masks.mask import Mask
 from attncli.attention.nonfinite import all_finite
-from attncli.attention.options import Stage
+from attncli.attention.options import Stage, stages_there
 from attncli.attention.pooling import Edges, Pool
 from attncli.attention.problem import Problem
+from attncli.attention.sizes import Rows, places
 from attncli.attention.statistics import NumberStatistics, RunningStatistics
 from attncli.attention.streaming.head_group import may_overflow
 from attncli.attention.streaming.stream import stream_outputs
 from attncli.attention.threads import product
 from attncli.columns import column
-from attncli.errors import UsageError
-
-Rows = tuple[int, ...] | range
 
 # Cells of one block: 2²⁰ float32 are 4 MiB, of which a handful stay in the processor's cache.
 BLOCK_CELLS = 1 << 20
@@ -161,8 +159,8 @@ def visibility(problem: Problem, selection: Selection) -> torch.Tensor | None:
     heads = selection.heads if mask.differs(1) else selection.heads[:1]
     found = torch.ones(len(batches), len(heads), len(rows), k_len, dtype=torch.bool)
     step = max(1, BLOCK_CELLS // max(1, k_len))
-    places = itertools.product(enumerate(batches), enumerate(heads), range(0, len(rows), step))
-    for (i, batch), (j, head), at in places:
+    parts = itertools.product(enumerate(batches), enumerate(heads), range(0, len(rows), step))
+    for (i, batch), (j, head), at in parts:
         visible = _visible(problem, mask, batch, head, rows[at : at + step])
         if visible is not None:
             found[i, j, at : at + step] = visible
@@ -171,11 +169,7 @@ def visibility(problem: Problem, selection: Selection) -> torch.Tensor | None:
 
 def stages_of(problem: Problem) -> list[Stage]:
     """The stages that this problem has."""
-    found = [Stage.SCORES, Stage.SCALED]
-    if problem.softcap is not None:
-        found.append(Stage.CAPPED)
-    found += [Stage.MASKED, Stage.WEIGHTS]
-    return found if problem.v is None else [*found, Stage.OUTPUT]
+    return stages_there(capped=problem.softcap is not None, with_values=problem.v is not None)
 
 
 def shape_of(
@@ -408,26 +402,6 @@ def _index(rows: Rows, device: torch.device) -> slice | torch.Tensor:
     if isinstance(rows, range):
         return slice(rows.start, rows.stop)
     return torch.tensor(rows, dtype=torch.int64, device=device)
-
-
-def places(option: str, wanted: Sequence[int | slice] | None, length: int) -> Rows:
-    """The places on an axis of some length that indices and ranges name, each once; None for all.
-
-    Raises:
-        UsageError: an index beyond the axis, or a range with nothing in it.
-    """
-    if wanted is None:
-        return range(length)
-    found: list[int] = []
-    for one in wanted:
-        inside = range(length)[one] if isinstance(one, slice) else [one]
-        if not all(-length <= index < length for index in inside) or not inside:
-            limits = f"from {-length} to {length - 1}" if length else "none, the axis is empty"
-            ends = (one.start, one.stop) if isinstance(one, slice) else (one,)
-            got = ":".join("" if end is None else str(end) for end in ends)
-            raise UsageError(option, f"expected an index {limits}, got {got}")
-        found += [index % length for index in inside]
-    return tuple(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,11 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
+from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -29,7 +31,7 @@ from attncli.cli.commands import COMMANDS, examples_of
 from attncli.cli.completion import WORDS as WORDS_BEFORE
 from attncli.cli.completion import completion_of, join_words_of_bash
 from attncli.cli.failures import exit_code_of
-from attncli.errors import UsageError, on_command_line, option_name
+from attncli.errors import UsageError, choice_of, on_command_line, option_name
 from attncli.report import FALLBACKS, Format
 
 # What Typer makes of an option of each kind; text is read later, when a file may be opened for it.
@@ -189,17 +191,24 @@ def _annotated(name: str, kind: Any, told: Told, panel: str) -> Any:
         complete = completion_of(name, told)
         argument = typer.Argument(metavar=told.metavar, help=help, autocompletion=complete)
         return Annotated[kind, argument]
-    names = _spellings(name, told)
+    names, choices = _spellings(name, told), _choices_of(kind)
     option = typer.Option(
         *(["/".join(names)] if told.kind is Kind.FLAG else names),
         metavar="" if kind is bool or told.kind is Kind.FLAG else told.metavar,
         help=help,
-        autocompletion=completion_of(name, told),
+        parser=None if choices is None else partial(choice_of, choices, where=f"«{name}»"),
+        autocompletion=completion_of(name, told, choices or ()),
         min=told.minimum,
         max=told.maximum,
         rich_help_panel=panel,
     )
     return Annotated[kind, option]
+
+
+def _choices_of(kind: Any) -> type[StrEnum] | None:
+    """The enumeration that values of a type are of; None where they are not."""
+    found = (kind, *get_args(kind))
+    return next((one for one in found if isinstance(one, type) and issubclass(one, StrEnum)), None)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -25,7 +25,6 @@ from attncli.cli.output import (
     write_picture,
     write_result,
 )
-from attncli.cli.variance_run import refuse_given
 from attncli.columns import record_of
 from attncli.errors import AttncliError, UsageError
 from attncli.report.audit import audit_tables, fit_tables
@@ -41,7 +40,6 @@ def run(
 ) -> None:
     """Do what the options ask for, and refuse those that would do nothing there."""
     printer, given = make_printer(output), (inputs, words, experiment, audit, output)
-    refuse_given(experiment, "expected no files beside it, which are not drawn")
     if audit.fit_scale is not None:
         if output.plot is not None:
             raise UsageError("--plot", "expected no --fit-scale beside it, got both")

@@ -19,6 +19,7 @@ from attncli import ranks
 from attncli.analysis.options import AttentionWords, FileOptions, InputOptions, several
 from attncli.attention.options import DistributionName, Layout, Precision, Stage, option
 from attncli.errors import DataError, UsageError
+from attncli.files.floats import FloatType
 from attncli.report import Color, ColourScale, Format, Language, PageTheme, Pooling, Unit
 
 
@@ -443,7 +444,7 @@ class InspectOptions:
     """What to look at."""
 
     files: list[str] = option(MISSING, "Files of tensors; '-' is stdin.", "FILE", positional=True)
-    dtype: str | None = option(None, "What the bits of '|V2' or integer tensors are.", "NAME")
+    dtype: FloatType | None = option(None, "What the bits of '|V2' or integer tensors are.", "NAME")
 
 
 def inspect(options: InspectOptions, output: OutputOptions) -> None:
@@ -483,7 +484,7 @@ class CaptureOptions:
     )
     layers: list[str] | None = option(None, "Only these layers; -1 is the last.", "I[,I…]")
     max_length: int | None = option(None, "Cut texts to N tokens.", "N", minimum=1)
-    dtype: str | None = option(
+    dtype: FloatType | None = option(
         None, "Run the model in this type. [default: as it is stored]", "NAME"
     )
     device: str = option("auto", "Where to run it.", "auto|cpu|cuda[:N]")
@@ -556,6 +557,10 @@ def _require_drawn(inputs: InputOptions) -> tuple[Any, Any]:
     return needs, shape
 
 
+# Bodies that load no torch.
+_LIGHT = ("mask", "variance", "inspect", "schema")
+
+
 def _run(name: str, *given: Any) -> None:
     """Load the body of a command, which is heavy, and run it: its files appear together, or none.
 
@@ -571,11 +576,13 @@ def _run(name: str, *given: Any) -> None:
         raise DataError("working directory", problem) from None
     if name not in SHARED and not ranks.is_first():
         return
+    steps = {} if name in _LIGHT else {"refusals": name}
     with (
         import_module("attncli.files.target").together(),
         ranks.joined() if name in SHARED else nullcontext(),
     ):
-        import_module(f"attncli.cli.{name}_run").run(*given)
+        for module, work in (steps | {f"{name}_run": "run"}).items():
+            getattr(import_module(f"attncli.cli.{module}"), work)(*given)
         sys.stdout.flush()  # a full disk behind it is a failure, too
 
 

@@ -10,19 +10,20 @@ from typing import Any
 
 from attncli import ranks
 from attncli.analysis import compare as analysis
+from attncli.analysis.changes import Change, read_changes
 from attncli.analysis.compare import ComparedHead, Pair, WorstRow
-from attncli.analysis.entropy import GroupPlace, Record, token_numbers
-from attncli.analysis.options import AttentionWords, InputOptions, floats, indices, several
+from attncli.analysis.entropy import Record, token_numbers
+from attncli.analysis.head_columns import GroupPlace
+from attncli.analysis.options import AttentionWords, InputOptions, indices
 from attncli.analysis.problems import GroupProblem, inputs_record, load_problems, params_record
-from attncli.analysis.what_if import Change, read_changes
 from attncli.attention.streaming.stream import planned_cells
+from attncli.cli import refusals
 from attncli.cli.commands import CompareOptions, PlotOptions
 from attncli.cli.entropy_run import tokens_of
 from attncli.cli.opening import openings
 from attncli.cli.output import fail_for, make_printer, write_picture, write_result
 from attncli.cli.terminal import progress
-from attncli.columns import Column
-from attncli.errors import UsageError, nearest
+from attncli.errors import UsageError
 from attncli.report import Format
 from attncli.report import compare as report
 from attncli.report.entropy import Style, alone, long_table
@@ -30,15 +31,6 @@ from attncli.report.printer import Printer
 from attncli.report.table import labels_of_batch
 
 WORST_KEYS = 10
-# Short names of what to fail on.
-LIMITED = {
-    "kl": "kl_nats_mean",
-    "js": "js_nats_mean",
-    "tv": "tv_mean",
-    "mass_lost": "mass_lost_mean",
-    "output": "output_rel_error",
-}
-NUMBERS = {column.key: column for column in analysis.NUMBERS_OF_HEADS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +60,8 @@ def run(
     inputs: InputOptions, words: AttentionWords, options: CompareOptions, output: PlotOptions
 ) -> None:
     """Print what is asked for, then fail where a head exceeds a limit of `--fail-on`."""
-    columns = _columns(options)
-    limits = _limits(options.fail_on)
+    columns = refusals.compared_columns(options)
+    limits = refusals.limits_typed(options.fail_on)
     printer = make_printer(output)
     sides = _load(inputs, words, options, output, printer)
     silent = output.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
@@ -88,7 +80,9 @@ def run(
     elif options.per_row:
         draw = partial(long_table, columns=columns, style=style, tokens=tokens)
     elif options.grid is not None:
-        draw = partial(report.heads_pictures, column=NUMBERS[options.grid], style=style)
+        draw = partial(
+            report.heads_pictures, column=refusals.COMPARED_NUMBERS[options.grid], style=style
+        )
     else:
         draw = partial(report.record_tables, columns=columns, style=style)
     made_of = {"what_if": options.what_if} if options.what_if else {}
@@ -105,7 +99,7 @@ def run(
     )
     for _ in compared:  # those that --top has left out count, too
         pass
-    grid = None if options.grid is None else NUMBERS[options.grid]
+    grid = None if options.grid is None else refusals.COMPARED_NUMBERS[options.grid]
     write_picture(
         "compare",
         (inputs, words, options, output),
@@ -113,36 +107,6 @@ def run(
         lambda plots, title: plots.compare_picture(title, heads, output.unit, grid, output.digits),
     )
     _judge(heads, limits)
-
-
-def _columns(options: CompareOptions) -> Sequence[Column]:
-    """The columns of what is asked for, among which are those to sort by and to draw."""
-    if options.grid is not None and options.grid not in NUMBERS:
-        problem = f"expected one of {', '.join(NUMBERS)}, got {options.grid!r}"
-        raise UsageError("--grid", problem, nearest(options.grid, NUMBERS))
-    columns: Sequence[Column] = analysis.HEAD
-    if options.per_row or options.summary or options.worst:
-        columns = analysis.ROW if options.per_row else analysis.GROUP
-        columns = analysis.KEY if options.worst else columns
-    named = (*analysis.WORDS_OF_HEADS, "token")
-    offered = [one.key for one in columns if not (one.is_key or one.key in named)]
-    if options.sort is not None and options.sort not in offered:
-        problem = f"expected one of {', '.join(offered)}, got {options.sort!r}"
-        raise UsageError("--sort", problem, nearest(options.sort, offered))
-    return columns
-
-
-def _limits(given: list[str] | None) -> dict[str, float]:
-    """What to fail on: a short name or a column → its limit."""
-    found: dict[str, float] = {}
-    for text in several(given):
-        name, _, limit = text.partition("=")
-        column = name.strip().replace("-", "_")
-        if column not in (*LIMITED, *NUMBERS) or not limit:
-            offered = ", ".join(f"{one.replace('_', '-')}=X" for one in LIMITED)
-            raise UsageError("--fail-on", f"expected {offered} or COLUMN=X, got {text!r}")
-        found[column] = (floats("--fail-on", [limit]) or (0.0,))[0]
-    return found
 
 
 def _load(
@@ -241,7 +205,7 @@ def _keys(
 def _judge(heads: Sequence[Record], limits: dict[str, float]) -> None:
     """Fail where a head exceeds a limit; one of which B hides keys exceeds every KL."""
     for name, limit in limits.items():
-        key = LIMITED.get(name, name)
+        key = refusals.LIMITED.get(name, name)
         if heads and all(record[key] is None for record in heads) and name == "output":
             raise UsageError("--fail-on output", "expected V on both sides, got none")
         over = [

@@ -26,8 +26,8 @@ COLONS = "::"
 Complete = Callable[..., list[str]]
 
 
-def completion_of(name: str, told: Told) -> Complete | None:
-    """What completes the values of an option; None where that is Typer's or the shell's."""
+def completion_of(name: str, told: Told, choices: Iterable[str] = ()) -> Complete | None:
+    """What completes the values of an option, of choices; None where that is the shell's."""
     if name == "group":
         return lambda ctx, incomplete: _of_list(incomplete, _groups(ctx.meta.get(WORDS, ())))
     if name == "stage":
@@ -36,6 +36,7 @@ def completion_of(name: str, told: Told) -> Complete | None:
         return _tensors
     words = [word for word in (told.metavar or "").split("|") if re.match("[a-z]", word)]
     words = [re.sub(r"=.*|\[.*", lambda end: end[0][: end[0].startswith("=")], w) for w in words]
+    words = list(map(str, choices)) or words
     return (lambda incomplete: _of_list(incomplete, words)) if len(words) > 1 else None
 
 
@@ -57,7 +58,8 @@ def join_words_of_bash() -> None:
 def _of_list(typed: str, words: Iterable[str]) -> list[str]:
     """Words that the last part of a list, joined by commas, begins."""
     before, comma, last = typed.rpartition(",")
-    return [f"{before}{comma}{word}" for word in words if word.startswith(last)]
+    begun = last.casefold()
+    return [f"{before}{comma}{word}" for word in words if word.casefold().startswith(begun)]
 
 
 def _tensors(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -28,7 +28,6 @@ from attncli.cli.commands import ComputeOptions, PlotOptions
 from attncli.cli.explain import (
     SHAPES,
     explain,
-    refuse_where_useless,
     shape_records,
     shapes_table,
     steps_of,
@@ -60,7 +59,6 @@ def run(
         raise UsageError("FILE", "expected one bundle, got several", "run once for each")
     asked = [_asked(group, inputs, words, options, output) for group in groups]
     printer = make_printer(output)
-    refuse_where_useless(options, printer, output)
     for one in asked:
         printer.warn(one.made.warnings)
     if options.shapes:
@@ -102,8 +100,6 @@ def _asked(
     made = problem_of(group, inputs, words, output.precision, output.device)
     names = [str(Stage.WEIGHTS)] if options.heatmap else None
     names = names if options.stage is None else several(options.stage)
-    if names == []:
-        raise UsageError("--stage", "expected at least one name, got none")
     asked = ask_stages(
         made.problem,
         names,

@@ -137,8 +137,9 @@ _FIT = (
     _param("target_rms", "Root mean square of what was given.", float),
 )
 
+_HEADS = "attncli.analysis.head_columns"
 _ENTROPY = "attncli.analysis.entropy"
-_COMPARE = "attncli.analysis.compare"
+_COMPARE = "attncli.analysis.compare_columns"
 _LISTED = (
     Document(
         name="compute",
@@ -183,15 +184,15 @@ _LISTED = (
         about="What every head does: entropy, largest weight and logit, sink mass, a label.",
         records={
             "head": Records(
-                columns=(f"{_ENTROPY}:HEAD", f"{_ENTROPY}:OF_TOKENS"), when="a head of a batch"
+                columns=(f"{_HEADS}:HEAD", f"{_HEADS}:OF_TOKENS"), when="a head of a batch"
             ),
             "row": Records(
                 columns=(f"{_ENTROPY}:ROW",), when="a query row, with --per-row or --histogram"
             ),
-            "key": Records(columns=(f"{_ENTROPY}:KEY",), when="a key, with --per-key"),
-            "group": Records(columns=(f"{_ENTROPY}:GROUP",), when="a group, with --summary"),
+            "key": Records(columns=(f"{_HEADS}:KEY",), when="a key, with --per-key"),
+            "group": Records(columns=(f"{_HEADS}:GROUP",), when="a group, with --summary"),
             "sample": Records(
-                columns=(f"{_ENTROPY}:SAMPLED", f"{_ENTROPY}:OF_TOKENS"),
+                columns=(f"{_HEADS}:SAMPLED", f"{_HEADS}:OF_TOKENS"),
                 when="a head of a batch, estimated with --sample-rows",
             ),
         },

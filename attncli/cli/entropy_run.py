@@ -11,8 +11,10 @@ from rich.console import RenderableType
 
 from attncli import ranks
 from attncli.analysis import entropy as analysis
-from attncli.analysis.entropy import ChosenHeads, GroupPlace, Record
-from attncli.analysis.options import AttentionWords, InputOptions, floats, indices, several
+from attncli.analysis import head_columns
+from attncli.analysis.entropy import ChosenHeads, Record
+from attncli.analysis.head_columns import GroupPlace
+from attncli.analysis.options import AttentionWords, InputOptions, floats, indices
 from attncli.analysis.pictures import head_curves
 from attncli.analysis.problems import (
     GroupProblem,
@@ -22,13 +24,10 @@ from attncli.analysis.problems import (
     params_record,
 )
 from attncli.attention.stages import select
-from attncli.attention.streaming.heads import (
-    FEWEST_SAMPLED,
-    HeadStatistics,
-    Thresholds,
-    draw_rows,
-)
+from attncli.attention.streaming.head_record import HeadStatistics, Thresholds
+from attncli.attention.streaming.heads import FEWEST_SAMPLED, draw_rows
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
+from attncli.cli import refusals
 from attncli.cli.commands import EntropyOptions, PlotOptions
 from attncli.cli.opening import openings
 from attncli.cli.output import (
@@ -41,7 +40,7 @@ from attncli.cli.output import (
 )
 from attncli.cli.terminal import progress
 from attncli.columns import Column
-from attncli.errors import AttncliError, UsageError, nearest
+from attncli.errors import AttncliError, UsageError
 from attncli.report import Format
 from attncli.report import entropy as report
 from attncli.report.printer import Printer
@@ -49,17 +48,13 @@ from attncli.report.printer import Printer
 Draw = Callable[[list[Record]], Iterator[RenderableType]]
 Measured = Iterator[tuple[ChosenHeads, HeadRows, HeadStatistics]]
 
-FAILURES = ("collapsed", "nan", "max-logit=X", "entropy-bits=X", "effective-keys=X")
-NUMBERS = {column.key: column for column in analysis.NUMBERS_OF_HEADS}
-
 
 def run(
     inputs: InputOptions, words: AttentionWords, options: EntropyOptions, output: PlotOptions
 ) -> None:
     """Print what is asked for, then fail where a head is as `--fail-on` says."""
-    _check_options(options, words, plot=output.plot is not None)
-    failures = _failures(options.fail_on)
-    thresholds = analysis.thresholds_typed(options.label_limit, "--label-limit")
+    failures = refusals.failures_typed(options.fail_on)
+    thresholds = head_columns.thresholds_typed(options.label_limit, "--label-limit")
     if "nan" in failures:
         inputs = replace(inputs, allow_nonfinite=True)
     printer = make_printer(output)
@@ -80,7 +75,7 @@ def run(
     if options.histogram:
         _require_one_head(chosen)
     known = any(some.tokens is not None for some in chosen)
-    if options.grid in {column.key for column in analysis.OF_TOKENS} and not known:
+    if options.grid in {column.key for column in head_columns.OF_TOKENS} and not known:
         raise UsageError("--grid", f"expected tokens for {options.grid}, got none", "«labels»")
     # Where records run down the same terminal, a bar would be drawn across them.
     silent = output.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
@@ -92,11 +87,11 @@ def run(
     drawn: list[Record] = []
     if output.plot is not None:
         measured = _drawn(measured, drawn, rows=options.histogram)
-    limits = analysis.limits_of(thresholds, tokens=known)
+    limits = head_columns.limits_of(thresholds, tokens=known)
     style = report.Style(printer, output.digits, output.unit, limits, openings(made, output.unit))
     tokens = tokens_of(made)
     heads: list[Record] = []
-    of_tokens = analysis.OF_TOKENS if known else ()
+    of_tokens = head_columns.OF_TOKENS if known else ()
     columns, records, draw = _view(options, measured, heads, style, tokens, of_tokens)
     write_result(
         output,
@@ -141,7 +136,7 @@ def _draw(
     """A picture of what is asked for."""
     labels = report.common_labels(drawn, tokens)
     if options.grid is not None:
-        return plots.grid_picture(title, drawn, NUMBERS[options.grid], style.digits)
+        return plots.grid_picture(title, drawn, refusals.NUMBERS[options.grid], style.digits)
     if options.histogram:
         return plots.histogram_picture(title, drawn[0]["entropies"], style.unit)
     if options.per_row:
@@ -158,61 +153,6 @@ def _tell_sums(made: Sequence[GroupProblem], printer: Printer) -> None:
     if sums:
         off = max(abs(end - 1) for end in sums)
         printer.note(f"rows of weights sum to 1 within {off:.2g}")
-
-
-def _check_options(options: EntropyOptions, words: AttentionWords, *, plot: bool) -> None:
-    """Refuse combinations in which an option would do nothing."""
-    views = {
-        "--per-row": options.per_row,
-        "--per-key": options.per_key,
-        "--summary": options.summary,
-        "--grid": options.grid is not None,
-        "--histogram": options.histogram,
-    }
-    asked = [option for option, given in views.items() if given]
-    if len(asked) > 1:
-        raise UsageError(asked[1], f"expected one view, got {' and '.join(asked)}")
-    asked += ["--plot"] if plot else []
-    if options.top is not None and not options.per_key:
-        raise UsageError("--top", "expected --per-key beside it, got --top alone")
-    if options.temperatures and words.temperature is not None:
-        raise UsageError(
-            "--temperature", "expected one of --temperature and --temperatures, got both"
-        )
-    if asked and (options.compare_scale or options.temperatures):
-        raise UsageError(asked[0], "expected one scale and temperature beside it, got several")
-    if options.weights:
-        for option, given in (
-            ("--compare-scale", options.compare_scale),
-            ("--temperatures", options.temperatures),
-            ("--fail-on max-logit", any("max-logit" in text for text in options.fail_on or ())),
-        ):
-            if given:
-                problem = "expected nothing beside --weights, got it; it needs logits"
-                raise UsageError(option, problem)
-    if options.sample_rows is not None and (asked or options.fail_on):
-        other = asked[0] if asked else "--fail-on"
-        raise UsageError(other, "expected all rows, got --sample-rows")
-    for temperature in floats("--temperatures", options.temperatures) or ():
-        if temperature <= 0:
-            raise UsageError("--temperatures", f"expected numbers above 0, got {temperature}")
-    if options.grid is not None and options.grid not in NUMBERS:
-        problem = f"expected one of {', '.join(NUMBERS)}, got {options.grid!r}"
-        raise UsageError("--grid", problem, nearest(options.grid, NUMBERS))
-
-
-def _failures(given: list[str] | None) -> dict[str, float]:
-    """What to fail on: "collapsed" and "nan" with 0, the others with their limits."""
-    found: dict[str, float] = {}
-    for text in several(given):
-        name, _, limit = text.partition("=")
-        if limit and f"{name}=X" in FAILURES:
-            found[name] = (floats("--fail-on", [limit]) or (0.0,))[0]
-        elif text in ("collapsed", "nan"):
-            found[text] = 0.0
-        else:
-            raise UsageError("--fail-on", f"expected {', '.join(FAILURES)}, got {text!r}")
-    return found
 
 
 def _chosen(made: GroupProblem, options: EntropyOptions) -> Iterator[ChosenHeads]:
@@ -293,18 +233,18 @@ def _view(
             for some, rows, _ in kept()
             for key in analysis.key_records(some.place, rows, options.top)
         )
-        draw = partial(report.long_table, columns=analysis.KEY, style=style, tokens=tokens)
-        return analysis.KEY, keys, draw
+        draw = partial(report.long_table, columns=head_columns.KEY, style=style, tokens=tokens)
+        return head_columns.KEY, keys, draw
     if options.summary:
-        draw = partial(report.group_table, columns=analysis.GROUP, style=style)
-        return analysis.GROUP, analysis.group_records(of_heads), draw
+        draw = partial(report.group_table, columns=head_columns.GROUP, style=style)
+        return head_columns.GROUP, analysis.group_records(of_heads), draw
     if options.sample_rows is not None:
         sampled = (whole(analysis.sampled_record(*each)) for each in measured)
-        columns = (*analysis.SAMPLED, *of_tokens)
+        columns = (*head_columns.SAMPLED, *of_tokens)
         return columns, sampled, partial(report.head_tables, columns=columns, style=style)
-    columns = (*analysis.HEAD, *of_tokens)
+    columns = (*head_columns.HEAD, *of_tokens)
     if options.grid is not None:
-        draw = partial(report.heads_picture, column=NUMBERS[options.grid], style=style)
+        draw = partial(report.heads_picture, column=refusals.NUMBERS[options.grid], style=style)
     elif options.compare_scale or options.temperatures:
         draw = partial(report.variant_tables, style=style)
     else:
@@ -357,7 +297,7 @@ def _judge(heads: Sequence[Record], failures: dict[str, float]) -> None:
     }
     for name, limit in failures.items():
         found = [record for record in heads if tests[name](record, limit)]
-        fail_for(f"{name}={limit:g}" if f"{name}=X" in FAILURES else name, found, heads)
+        fail_for(f"{name}={limit:g}" if f"{name}=X" in refusals.FAILURES else name, found, heads)
 
 
 def _is_below(key: str, record: Record, limit: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,8 +16,6 @@ from attncli.cli.opening import opening
 from attncli.cli.stages import GroupStages, view_of
 from attncli.cli.terminal import turn_pages
 from attncli.columns import Column, columns_of, record_of
-from attncli.errors import UsageError
-from attncli.report import Format, Language
 from attncli.report.explanation import (
     Facts,
     Sizes,
@@ -39,21 +36,6 @@ SHAPES = (
     *columns_of(StepShape),
 )
 LINES_OF_PROMPT = 2
-
-
-def refuse_where_useless(options: ComputeOptions, printer: Printer, output: OutputOptions) -> None:
-    """Refuse what has no room for prose or its letters, and waiting where nobody can answer."""
-    if options.lang is Language.ZH and not printer.sign("中文", ""):
-        got = f"expected an output that Chinese can be written to, got {sys.stdout.encoding}"
-        raise UsageError("--lang", got, "PYTHONIOENCODING=utf-8 writes it")
-    if options.explain and output.format in (Format.CSV, Format.NDJSON):
-        raise UsageError("--explain", f"expected --format table or json, got {output.format}")
-    if options.step and output.format is not Format.TABLE:
-        raise UsageError("--step", f"expected --format table beside it, got {output.format}")
-    if options.step and not (printer.on_terminal and sys.stdin.isatty()):
-        raise UsageError(
-            "--step", "expected a terminal to wait at, got none", "--explain alone prints it all"
-        )
 
 
 def explain(

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
-from attncli.analysis.entropy import (
-    HEAD,
-    ChosenHeads,
-    GroupPlace,
-    thresholds_typed,
-    token_numbers,
-)
+from attncli.analysis.entropy import ChosenHeads, token_numbers
+from attncli.analysis.head_columns import HEAD, GroupPlace, thresholds_typed
 from attncli.analysis.options import AttentionWords, InputOptions, indices
 from attncli.analysis.problems import GroupProblem, labelled, load_problems
 from attncli.analysis.report import (
@@ -31,16 +25,16 @@ from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import cost_of
 from attncli.attention.stages import select
 from attncli.cli.commands import ReportOptions
+from attncli.cli.refusals import size_typed
 from attncli.cli.terminal import progress
 from attncli.columns import record_of
-from attncli.errors import UsageError, on_command_line, option_words
+from attncli.errors import on_command_line, option_words
 from attncli.files.target import require_target
 from attncli.files.text import is_file, shown
 from attncli.report.page.contents import Commands, Page, PageGroup
 from attncli.report.page.page import map_budget, page_html
 from attncli.report.printer import Printer
 
-UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 # Of the options that shape attention those that say nothing of masks.
 NO_MASK = ("scale", "mask_true", "hide_below")
 WHICH = ("head_index", "batch_index", "sink_keys", "label_limit")
@@ -50,7 +44,7 @@ LOOKS = ("labels", "max_size", "title", "theme", "lang", "precision")
 def run(inputs: InputOptions, words: AttentionWords, options: ReportOptions) -> None:
     """Measure the heads, and write the page."""
     thresholds = thresholds_typed(options.label_limit, "--label-limit")
-    most = _bytes(options.max_size)
+    most = size_typed(options.max_size)
     printer = Printer(target=options.output, quiet=options.quiet)
     if options.output != "-":
         require_target(options.output)
@@ -88,14 +82,6 @@ def run(inputs: InputOptions, words: AttentionWords, options: ReportOptions) -> 
     size = len(text.encode("utf-8", "replace"))
     if size > most:
         printer.note(f"--max-size: the page has {size:,} bytes, of which maps are few")
-
-
-def _bytes(text: str) -> int:
-    """A size as it is typed: 3MB, 800kB, 2.5MiB."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(k|[KMG]i|[MG]|)B?", text.strip())
-    if found is None:
-        raise UsageError("--max-size", f"expected a size such as 3MB, got {text!r}")
-    return int(float(found[1]) * UNITS[found[2]])
 
 
 def _chosen(made: GroupProblem, options: ReportOptions) -> Iterator[ChosenHeads]:

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from attncli.analysis.compute import StagesAsked
 from attncli.analysis.options import indices
 from attncli.analysis.problems import GroupProblem
-from attncli.attention.stages import places
+from attncli.attention.sizes import places
 from attncli.cli.commands import ComputeOptions, OutputOptions
 from attncli.cli.opening import opening
 from attncli.report import Pooling

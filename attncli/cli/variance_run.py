@@ -11,9 +11,9 @@ from attncli.analysis import variance as analysis
 from attncli.analysis.options import (
     AttentionWords,
     FileOptions,
-    defaults_of,
     floats,
     int_ranges,
+    refuse_given,
     several,
 )
 from attncli.attention.options import DistributionName, Precision
@@ -23,7 +23,7 @@ from attncli.cli.commands import AuditOptions, ExperimentOptions, PlotOptions
 from attncli.cli.output import Record, kept, make_printer, write_picture, write_result
 from attncli.cli.terminal import progress
 from attncli.columns import record_of
-from attncli.errors import UsageError, option_name
+from attncli.errors import UsageError
 from attncli.report import Format
 from attncli.report.printer import Printer
 from attncli.report.variance import experiment_tables, logits_tables
@@ -58,15 +58,6 @@ def run(
         lambda plots, title: plots.experiment_picture(title, found, output.unit),
         "variance_plots",
     )
-
-
-def refuse_given(options: Any, why: str, besides: tuple[str, ...] = ()) -> None:
-    """Refuse options that would do nothing here."""
-    for name, default in defaults_of(options).items():
-        value = getattr(options, name)
-        if value != default and value is not None and name not in besides:
-            option = option_name(f"no_{name}" if value is False else name)
-            raise UsageError(option, f"{why}, got {option} alone")
 
 
 def _run_experiment(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncli.errors import DataError
+from attncli.files.floats import FloatType
 from attncli.files.text import listed, place, shown
 
 
@@ -83,7 +84,7 @@ _TABLE = (
 )
 BY_NAME = {name: Element(name, np.dtype(char), code) for name, char, code in _TABLE}
 BY_CODE = {element.code: element for element in BY_NAME.values()}
-FLOATS = tuple(name for name in BY_NAME if "float" in name)
+FLOATS = tuple(map(str, FloatType))
 
 # Bytes without a meaning of their own: how NumPy stores bfloat16 and float8.
 UNDECLARED: dict[str, np.dtype[Any]] = {"|V2": np.dtype("u2"), "|V1": np.dtype("u1")}

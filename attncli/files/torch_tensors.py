@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attncli.errors import DataError, UsageError, nearest
+from attncli.errors import DataError, choice_of
+from attncli.files.floats import FloatType
 from attncli.files.mapped import guard
 from attncli.files.npy import DAMAGE
 from attncli.files.tensor import (
     BY_NAME,
-    FLOATS,
     StoredTensor,
     TensorFile,
     TensorHeader,
@@ -33,9 +33,6 @@ from attncli.files.tensor import (
 from attncli.files.text import listed, place, shown
 from attncli.limits import require_memory
 
-# What others call them.
-SHORT_DTYPES = {"half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16"}
-SHORT_DTYPES |= {"float": "float32", "fp32": "float32", "double": "float64", "fp64": "float64"}
 # Far beyond any real file: a few bytes can describe endlessly nested lists.
 _MOST_ENTRIES = 250_000
 _LONGEST_NAME = 10_000
@@ -303,10 +300,7 @@ def torch_dtype(name: str) -> torch.dtype:
     Raises:
         UsageError: there is no such floating-point type; lists those there are.
     """
-    if name not in FLOATS:
-        problem = f"expected one of {', '.join(FLOATS)}, got {shown(name)}"
-        raise UsageError("«dtype»", problem, nearest(SHORT_DTYPES.get(name, name), FLOATS))
-    dtype: torch.dtype = getattr(torch, name)
+    dtype: torch.dtype = getattr(torch, choice_of(FloatType, name, "«dtype»"))
     return dtype
 
 

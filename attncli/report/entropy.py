@@ -12,7 +12,8 @@ from rich.console import RenderableType
 from rich.style import Style as Shade
 from rich.text import Text
 
-from attncli.attention.streaming.heads import FEWEST_SAMPLED, TOKEN_LABELS
+from attncli.attention.streaming.head_record import TOKEN_LABELS
+from attncli.attention.streaming.heads import FEWEST_SAMPLED
 from attncli.columns import Column
 from attncli.files.text import shown
 from attncli.report import Unit

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from attncli.attention.check.candidate import Target, read_candidate, values_dtype
+from attncli.attention.check.candidate import read_candidate, values_dtype
 from attncli.attention.check.compare import Comparison, Pair, compare, compare_pair
 from attncli.attention.check.variant import Part, evaluate, right_variant
-from attncli.attention.options import AttentionOptions, Layout
+from attncli.attention.options import AttentionOptions, Layout, Target
 from attncli.attention.problem import Problem, make_problem
 from attncli.errors import DataError
 

@@ -12,8 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attncli.attention import steps
 from attncli.attention.check import evidence
-from attncli.attention.check.candidate import Target
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Target
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.variance.fit_scale import ScaleFit, fit_scale
 from attncli.errors import DataError

@@ -21,10 +21,11 @@ from mistaken import (
     visible,
 )
 
-from attncli.attention.check.candidate import Target, read_candidate
+from attncli.attention.check.candidate import read_candidate
 from attncli.attention.check.compare import compare
 from attncli.attention.check.hypotheses import Check, check
 from attncli.attention.check.mistakes import MISTAKES
+from attncli.attention.options import Target
 from attncli.attention.problem import make_problem
 
 DRAWS = 2

@@ -10,9 +10,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from attncli.attention.check.candidate import Target, read_candidate
+from attncli.attention.check.candidate import read_candidate
 from attncli.attention.check.compare import Comparison, compare
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Target
 from attncli.attention.problem import Problem, make_problem
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -19,7 +19,7 @@ from mistaken import MADE, NOT_LOGSUMEXP, ONLY_OUTPUT, attend, draw_problem, off
 from test_compare import DTYPES, compared, kernel_draw
 from test_hypotheses import checked, coincides
 
-from attncli.attention.check.candidate import Target
+from attncli.attention.options import Target
 
 
 def passes(count: int) -> None:

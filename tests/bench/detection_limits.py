@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from attncli.attention.check.candidate import Target, read_candidate
+from attncli.attention.check.candidate import read_candidate
 from attncli.attention.check.compare import compare
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Target
 from attncli.attention.problem import Problem, make_problem
 
 WIDTH = 64

@@ -150,7 +150,7 @@ def test_descriptive_keys_do_not_warn_and_near_misses_do(save: Save) -> None:
     assert run("entropy b.safetensors").err == ""
     save({"l1": {"casual": True, "left_windows": 3}})
     said = run("entropy b.safetensors").err
-    assert "declares 'casual', which attncli does not know; was 'causal' meant?" in said
+    assert "declares 'casual', which attncli does not know; did you mean causal?" in said
     assert "was 'left_window' meant?" in said
 
 

@@ -242,7 +242,7 @@ def test_limits_name_the_heads_that_exceed_them(run: Run) -> None:
         ((), 2, "expected two bundles or one and --what-if, got 0 and none"),
         ((MINILM,), 2, "expected two bundles or one and --what-if, got 1 and none"),
         ((MINILM, "--what-if", "windw=3"), 2, "expected OPTION=VALUE with an option"),
-        ((MINILM, "--what-if", "k-dtyp=int8"), 2, "was k-dtype meant?"),
+        ((MINILM, "--what-if", "k-dtyp=int8"), 2, "did you mean k-dtype?"),
         ((MINILM, "--what-if", "k-dtype=int3"), 2, "got 'k-dtype=int3'"),
         ((MINILM, "--what-if", "k-dtype=int8:row"), 2, "expected one of tensor, head, token"),
         ((MINILM, "--what-if", "k-dtype=bfloat16:head"), 2, "with int8, int4 or float8 alone"),

@@ -198,3 +198,16 @@ def test_a_mask_for_no_heads_and_documents_that_are_no_numbers(
 def test_logits_as_far_apart_as_numbers_can_be(run: Run) -> None:
     (first, *_) = run("variance", "--logits=-1e308,1e308", "-f", "json").json["data"]
     assert (first["weights"], first["entropy_bits"]) == ([0, 1], 0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("compute --stage Weights -f JSON", "compute --stage weights -f json"),
+        ("compute --dtype BF16 -f Csv", "compute --dtype bfloat16 -f csv"),
+        ("mask --q-len 2 --k-len 4 --causal --query-offset Bottom-Right", None),
+    ],
+)
+def test_choices_in_capitals_and_short_names(run: Run, typed: str, meant: str | None) -> None:
+    meant = meant or typed.lower()
+    assert run(*typed.split()).stdout == run(*meant.split()).stdout

@@ -82,7 +82,9 @@ def test_torch_dtype() -> None:
 
     assert [torch_dtype(name) for name in FLOATS] == [getattr(torch, name) for name in FLOATS]
     expected = r"^dtype: expected one of float64, float32"
-    for name in ("int64", "float", "half", "\x1b[31m", "Tensor"):
+    short = {"half": torch.float16, "FP16": torch.float16, "bf16": torch.bfloat16}
+    assert {name: torch_dtype(name) for name in short} == short
+    for name in ("int64", "fp8", "\x1b[31m", "Tensor"):
         with pytest.raises(UsageError, match=expected) as caught:
             torch_dtype(name)
         assert str(caught.value).isprintable()

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import attncli
-from attncli.analysis.entropy import HEAD
+from attncli.analysis.head_columns import HEAD
 from attncli.cli.report_run import _name
 from attncli.report.page.data import WALK_KEYS, WALK_WIDTH, walk, walk_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import attncli
-from attncli.analysis.entropy import HEAD
-from attncli.attention.streaming.heads import Label
+from attncli.analysis.head_columns import HEAD
+from attncli.attention.streaming.head_record import Label
 from attncli.report.page.data import DRAWN
 
 REPORT = Path(attncli.__file__).parent / "report"

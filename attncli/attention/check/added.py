@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from attncli.attention.check.candidate import Target
 from attncli.attention.check.evidence import Evidence
 from attncli.attention.check.mistakes import Alternative, Mistake, positions_to_declare
 from attncli.attention.check.variant import Part, Variant
 from attncli.attention.check.walk import cells_of
 from attncli.attention.masks.positions import FARTHEST
+from attncli.attention.options import Target
 
 _ROWS = 12
 # Sums of values that are kept: 2²² float64 are 32 MiB.

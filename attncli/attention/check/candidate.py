@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
 
-from attncli.attention.options import Layout
+from attncli.attention.options import Layout, Target
 from attncli.attention.problem import Problem
-from attncli.errors import DataError, UsageError
+from attncli.errors import DataError
 
 # So many values have to hold their numbers in few bits before it is called no accident.
 _ENOUGH_VALUES = 32
@@ -29,14 +27,6 @@ _AXES: dict[Layout | None, list[tuple[str, str | None]]] = {
     Layout.SBH: [("sbp", None), ("sbhw", None), ("bsp", "layout:output")],
     None: [("bhsw", None), ("bshw", "layout:output")],
 }
-
-
-class Target(StrEnum):
-    """What a candidate claims to be."""
-
-    OUTPUT = "output"
-    WEIGHTS = "weights"
-    LOGSUMEXP = "logsumexp"
 
 
 class LayoutError(StrEnum):
@@ -80,30 +70,6 @@ class Candidate:
     def read_as(self, error: LayoutError | None) -> torch.Tensor:
         """Its values where an output was laid out wrongly in that way."""
         return undo_layout(self.values, error) if self.target is Target.OUTPUT else self.values
-
-
-def require_candidates(
-    given: Iterable[str], rtol: float | None, atol: float | None, *, pair: bool = False
-) -> None:
-    """Refuse what makes no check, before anything is loaded.
-
-    Args:
-        given: the targets of the candidates.
-        rtol, atol: tolerances of the caller; None for those of the dtype.
-        pair: whether a second candidate is to be compared with the one given.
-
-    Raises:
-        UsageError: no candidate, several of them for a pair, or a tolerance that is none.
-    """
-    count = len(list(given))
-    if not count:
-        names = ", ".join(f"«actual_{target}»" for target in Target)
-        raise UsageError("check", f"expected one of {names}, got none")
-    if pair and count > 1:
-        raise UsageError("«pair»", f"expected one candidate beside it, got {count}")
-    for name, value in (("«rtol»", rtol), ("«atol»", atol)):
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise UsageError(name, f"expected a finite number of at least 0, got {value}")
 
 
 def read_candidate(

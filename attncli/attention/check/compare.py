@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from attncli.attention.check.candidate import Candidate, Target
+from attncli.attention.check.candidate import Candidate
 from attncli.attention.check.variant import Expected, Part, Variant, right_variant
 from attncli.attention.check.walk import (
     DetailedSums,
@@ -18,7 +18,7 @@ from attncli.attention.check.walk import (
     errors_of,
     unit_roundoff,
 )
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Target
 from attncli.attention.pooling import Pool
 from attncli.attention.problem import Problem
 from attncli.columns import column

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attncli.attention.check.candidate import Candidate, Target
+from attncli.attention.check.candidate import Candidate
 from attncli.attention.check.mistakes import Alternative
 from attncli.attention.check.variant import (
     Expected,
@@ -31,6 +31,7 @@ from attncli.attention.check.walk import (
     errors_of,
     stored,
 )
+from attncli.attention.options import Target
 from attncli.attention.problem import Problem
 from attncli.attention.steps import weighted_sum
 from attncli.attention.threads import sum_along, sum_of

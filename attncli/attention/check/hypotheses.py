@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from attncli.attention.check.added import added_rules
-from attncli.attention.check.candidate import Candidate, Target
+from attncli.attention.check.candidate import Candidate
 from attncli.attention.check.compare import Comparison, compare_with
 from attncli.attention.check.evidence import (
     Evidence,
@@ -36,7 +36,7 @@ from attncli.attention.check.variant import (
     right_variant,
 )
 from attncli.attention.check.walk import Tolerance
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Target
 from attncli.attention.problem import Problem
 from attncli.attention.threads import single_threaded_torch
 from attncli.errors import options_text

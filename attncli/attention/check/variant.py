@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from attncli.attention import steps
-from attncli.attention.check.candidate import LayoutError, Target
+from attncli.attention.check.candidate import LayoutError
 from attncli.attention.masks.build import build_mask
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Target
 from attncli.attention.problem import Problem
 from attncli.attention.threads import product
 

@@ -41,7 +41,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from attncli.attention.check.candidate import Candidate, Target
+from attncli.attention.check.candidate import Candidate
 from attncli.attention.check.variant import (
     Expected,
     Part,
@@ -51,6 +51,7 @@ from attncli.attention.check.variant import (
     parts_of,
     real_rows,
 )
+from attncli.attention.options import Target
 from attncli.attention.threads import product, sum_along, sum_of
 
 _LOGIT_ROUNDINGS = 4.0

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attncli.attention.check.candidate import Candidate, Target, read_candidate
+from attncli.attention.check.candidate import Candidate, read_candidate
 from attncli.attention.check.evidence import Errors, Evidence, best_scale, sample_rows, scale_errors
 from attncli.attention.check.variant import right_variant
 from attncli.attention.check.walk import cells_of
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Target
 from attncli.attention.problem import Problem
 from attncli.attention.threads import sum_of
 from attncli.columns import column

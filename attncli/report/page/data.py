@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from attncli import __version__
 from attncli.attention.maps import HIDDEN, Encoding, Plan
 from attncli.attention.qkv import EXAMPLE_K, EXAMPLE_Q, EXAMPLE_V
-from attncli.attention.streaming.heads import Label
+from attncli.attention.streaming.head_record import Label
 from attncli.report.page.contents import Page, PageGroup
 from attncli.report.palette import Theme, diverging, hexes, sequential
 from attncli.report.words import Words

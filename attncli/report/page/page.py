@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from attncli import __version__
-from attncli.attention.streaming.heads import Label
+from attncli.attention.streaming.head_record import Label
 from attncli.columns import Column
 from attncli.files.text import size_text
 from attncli.report.page.contents import HERE, Page
