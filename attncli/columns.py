@@ -23,6 +23,7 @@ class Column:
         always: whether every record has it.
         field_of: the dataclass that it is a field of; None for a column without one.
         is_extra: whether tables show it only where it is asked for by name.
+        is_beside: whether a folded table keeps it beside the column before.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Column:
     of_sample: bool = True
     is_key: bool = False
     is_extra: bool = False
+    is_beside: bool = False
     holds: Any = None
     always: bool = True
     field_of: type | None = field(default=None, compare=False, repr=False)
@@ -54,12 +56,14 @@ def column(
     holds: Any = None,
     always: bool = True,
     is_extra: bool = False,
+    is_beside: bool = False,
     default: Any = MISSING,
 ) -> Any:
     """A field of a dataclass that is a column of its records under the field's own name.
 
     Args:
-        heading, unit, description, of_sample, is_key, is_extra, holds, always: as in `Column`.
+        heading, unit, description, of_sample, is_key, is_extra, is_beside, holds, always: as in
+            `Column`.
         default: of the field.
     """
     told = {
@@ -71,6 +75,7 @@ def column(
         "holds": holds,
         "always": always,
         "is_extra": is_extra,
+        "is_beside": is_beside,
     }
     return field(default=default, metadata={_COLUMN: told})
 

@@ -384,7 +384,8 @@ class Audited(OfProblem):
 
     def _tables(self, printer: Printer) -> Iterator[RenderableType]:
         records = self._records()
-        yield from audit_tables(records[:MOST_HEADS], printer, DIGITS)
+        opened = {(str(WHERE.source), WHERE.group): [problem_line(self.problem, None)]}
+        yield from audit_tables(records[:MOST_HEADS], opened, printer, DIGITS)
         yield from _more(records, "heads")
 
     def _picture(self, plots: Any) -> Any:
@@ -445,7 +446,8 @@ class Checked(OfProblem):
 
     def _tables(self, printer: Printer) -> Iterator[RenderableType]:
         found = Check(self.comparisons, self.hypotheses)
-        yield from check_tables(found, self.problem, lambda _: None, printer, DIGITS)
+        yield problem_line(self.problem, None)
+        yield from check_tables(found, lambda _: None, printer, DIGITS)
 
     def _picture(self, plots: Any) -> Any:
         explained = " or by ".join(one.told for one in self.mistakes)

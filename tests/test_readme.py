@@ -37,7 +37,7 @@ OF_THE_READER = {
     "attncli compute q.npy k.npy v.npy",
 }
 # What stands for a word of the reader's, in what only stands for a command.
-PLACEHOLDER = re.compile(r"\b(FILES?|BUNDLE|MODEL|COMMAND)\b|…")
+PLACEHOLDER = re.compile(r"\b(FILES?|DIR|BUNDLE|MODEL|COMMAND)\b|…")
 # What a model is captured to: such lines have a test of their own, for machines that have it.
 CAPTURED = "twice.safetensors"
 

@@ -61,6 +61,13 @@ class MaskInputs:
         return self.groups[0].place if self.groups else ""
 
     @property
+    def source(self) -> str:
+        """The file of the first of them, or that of its Q; empty without files."""
+        for group in self.groups[:1]:
+            return group.source or group.roles["q"][0].source
+        return ""
+
+    @property
     def names(self) -> list[str]:
         """Of the groups."""
         return [group.name for group in self.groups]

@@ -42,9 +42,10 @@ class RowEffect:
         "after",
         unit="nats",
         description="entropy of the weights with the mask; none for an empty row",
+        is_beside=True,
     )
     entropy_after_bits: float | None = column(
-        "after", unit="bits", description="entropy_after_nats / ln 2"
+        "after", unit="bits", description="entropy_after_nats / ln 2", is_beside=True
     )
     mass_removed: float = column(
         "mass removed", description="weight that the keys now hidden had before, 0 to 1"
@@ -52,7 +53,9 @@ class RowEffect:
     mass_moved: float = column("mass moved", description="½ Σ |change| of the weights, 0 to 1")
     top_before: int | None = column("top key before", description="key of the largest weight")
     top_after: int | None = column(
-        "after", description="key of the largest weight with the mask; none for an empty row"
+        "after",
+        description="key of the largest weight with the mask; none for an empty row",
+        is_beside=True,
     )
 
 

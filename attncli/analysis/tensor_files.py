@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from attncli.analysis.options import ROLES
 from attncli.attention.options import OPTIONS, Kind
 from attncli.errors import AttncliError, DataError, ResourceError, UsageError
-from attncli.files.reader import join, open_file
+from attncli.files.reader import join, open_all, open_file
 from attncli.files.roles import fits, groups_of, is_spread, names_asked, split_name
 from attncli.files.tensor import StoredTensor, TensorFile, TensorHeader
 from attncli.files.text import listed, place, shown
@@ -142,7 +142,11 @@ def groups_in(names: Sequence[str], wanted: Sequence[str]) -> list[FileGroup]:
         UsageError: bundles beside files of one tensor each, or more than three of those.
         DataError: files that cannot be opened or do not hold what they should.
     """
-    files = [(open_file(source), name) for source, name in map(split_name, names)]
+    files = [
+        (file, name)
+        for source, name in map(split_name, names)
+        for file in (open_all(source) if name is None else [open_file(source)])
+    ]
     several = len(files) > len(ROLES)
     several |= any(name is None and len(file.headers) > 1 for file, name in files)
     single = [file for file, name in files if name is not None or _is_alone(file, several)]

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -32,6 +33,7 @@ from attncli.cli.completion import WORDS as WORDS_BEFORE
 from attncli.cli.completion import completion_of, join_words_of_bash
 from attncli.cli.failures import exit_code_of
 from attncli.errors import UsageError, choice_of, on_command_line, option_name
+from attncli.files.text import is_folder
 from attncli.report import FALLBACKS, Format
 
 # What Typer makes of an option of each kind; text is read later, when a file may be opened for it.
@@ -263,7 +265,7 @@ def _refuse_overwriting(values: dict[str, Any]) -> None:
     Raises:
         UsageError: naming the target.
     """
-    for target in (name for name in TARGETS if values.get(name)):
+    for target in (name for name in TARGETS if values.get(name) not in (None, "-")):
         for other, value in values.items():
             if other == target:
                 continue
@@ -276,9 +278,13 @@ def _refuse_overwriting(values: dict[str, Any]) -> None:
 
 
 def _files_of(option: str, value: str) -> Iterator[str]:
-    """The files that a value names: its own, that of an option within it, the parts of an index."""
+    """The files that a value names: its own, one within it, those of a folder or index."""
     file = value.partition("::")[0]
     yield file.partition("=")[2] if option == "what_if" else file
+    if option not in TARGETS and is_folder(file):
+        with suppress(OSError):  # which is said when it is read
+            inside = [str(path) for path in Path(file).iterdir() if path.is_file()]
+            yield from (part for path in inside for part in _files_of(option, path))
     if file.endswith(".index.json"):
         try:
             parts = json.loads(Path(file).read_text(encoding="utf-8"))["weight_map"].values()

@@ -16,6 +16,7 @@ from attncli.analysis.problems import (
 )
 from attncli.attention.variance.moments import diagnosis
 from attncli.cli.commands import AuditOptions, ExperimentOptions, PlotOptions
+from attncli.cli.opening import opening, openings
 from attncli.cli.output import (
     Record,
     end_with,
@@ -74,6 +75,7 @@ def _run_audit(
     )
     for one in made:
         printer.warn(one.warnings)
+    opened = openings(made)
     write_result(
         output,
         printer,
@@ -82,7 +84,8 @@ def _run_audit(
         records=kept(_audited(made), drawn),
         inputs=inputs_record(made),
         params=params_record(made),
-        show=lambda found: audit_tables(found, printer, output.digits),
+        show=lambda found: audit_tables(found, opened, printer, output.digits),
+        above=next(iter(opened.values())) if len(opened) == 1 else (),
     )
     return drawn
 
@@ -108,6 +111,7 @@ def _run_fit(
     printer.warn((*made.warnings, *said))
     fit = analysis.fit_to(made.problem, tensor, file)
     used = {"source": str(fit.source), "scale_used": made.problem.scale}
+    opened = list(opening(made))
     sample = {"rows": fit.rows, "rows_total": fit.rows_total, "target_rms": fit.target_rms}
     write_result(
         output,
@@ -117,5 +121,6 @@ def _run_fit(
         records=(used | record_of(candidate) for candidate in fit.candidates),
         inputs=made.group.described | {str(fit.source): describe(file, tensor)},
         params=made.params | sample,
-        show=lambda found: fit_tables(fit, found, printer),
+        show=lambda found: (*opened, *fit_tables(fit, found, printer)),
+        above=opened,
     )

@@ -20,6 +20,7 @@ from attncli.attention.check.hypotheses import Check, Hypothesis, check
 from attncli.attention.options import Precision, Target
 from attncli.attention.problem import Problem
 from attncli.cli.commands import CheckOptions, PlotOptions
+from attncli.cli.opening import opening
 from attncli.cli.output import (
     Record,
     command_words,
@@ -88,7 +89,7 @@ class _Session:
         with progress(self.printer, shown, "comparing") as tell:
             found = check(problem, shaping, candidates, **self.tolerances, tell=tell)
         hypotheses = [_hypothesis_record(one, self.verifying(one)) for one in found.hypotheses]
-        tables = check_tables(found, problem, self.verifying, self.printer, self.output.digits)
+        tables = check_tables(found, self.verifying, self.printer, self.output.digits)
         self.draw(found.comparisons, _explaining(found))
         self._emit(found.comparisons, tables, {"hypotheses": hypotheses})
         _judge(found.comparisons, _explaining(found))
@@ -113,9 +114,7 @@ class _Session:
             for number, (each, command) in enumerate(zip(checks, commands, strict=True), 1)
             for one in each.hypotheses
         ]
-        tables = pair_tables(
-            pair, checks, problem, names, commands, self.printer, self.output.digits
-        )
+        tables = pair_tables(pair, checks, names, commands, self.printer, self.output.digits)
         self._emit(found, tables, {"hypotheses": hypotheses, "pair": _listed(pair)})
         self.draw(found, ())
         for option, each in zip((None, "--pair"), checks, strict=True):
@@ -162,6 +161,7 @@ class _Session:
         tables: Iterable[RenderableType],
         more: Mapping[str, Any],
     ) -> None:
+        opened = list(opening(self.made))
         write_result(
             self.output,
             self.printer,
@@ -170,7 +170,8 @@ class _Session:
             records=[_listed(one) for one in comparisons],
             inputs=self.described,
             params=self.made.params,
-            show=lambda _: tables,
+            show=lambda _: (*opened, "", *tables),
+            above=opened,
             wrap=lambda records: {"records": records, **more},
         )
 

@@ -85,6 +85,10 @@ def _groups(files: Iterable[str]) -> list[str]:
 def _names(file: str) -> list[str]:
     """The tensors of a file; none where that is no file, or one that takes torch to read."""
     try:
+        if Path(file).is_dir():
+            parts = sorted(path for path in Path(file).iterdir() if path.is_file())
+            named = [[part.stem] if part.suffix == ".npy" else _names(str(part)) for part in parts]
+            return list(chain.from_iterable(named))
         with Path(file).open("rb") as opened:
             begun = opened.read(9)
         is_plain = begun.startswith(b"PK") and file.endswith(".npz")

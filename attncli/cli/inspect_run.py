@@ -11,6 +11,7 @@ from attncli.cli.commands import InspectOptions, OutputOptions
 from attncli.cli.output import Record, end_with, leave_out, make_printer, write_result
 from attncli.columns import column, columns_of, record_of
 from attncli.errors import AttncliError, DataError, ResourceError
+from attncli.files.folder import files_in
 from attncli.files.reader import open_file
 from attncli.files.roles import split_name
 from attncli.files.tensor import (
@@ -22,7 +23,7 @@ from attncli.files.tensor import (
     doubts,
     require_accepted,
 )
-from attncli.files.text import place
+from attncli.files.text import is_folder, place
 from attncli.report.table import record_table
 
 # Elements looked at together.
@@ -58,11 +59,12 @@ def run(options: InspectOptions, output: OutputOptions) -> None:
     warnings: list[str] = []
     records: list[Record] = []
     faults: list[AttncliError] = []
-    for given in options.files:
+    wanted = [part for given in options.files for part in _files(given, faults)]
+    for given in wanted:
         try:
             records += _records(given, options.dtype, warnings)
         except (DataError, ResourceError) as fault:
-            if len(options.files) == 1:
+            if len(wanted) == 1:
                 raise
             faults.append(fault)
     if not records:
@@ -80,6 +82,17 @@ def run(options: InspectOptions, output: OutputOptions) -> None:
         show=lambda found: [record_table(COLUMNS, found, printer, digits=output.digits)],
     )
     end_with(faults)
+
+
+def _files(given: str, faults: list[AttncliError]) -> list[str]:
+    """What is given, or the files of a folder; none of one that is at fault."""
+    if not is_folder(given):
+        return [given]
+    try:
+        return files_in(given)
+    except DataError as fault:
+        faults.append(fault)
+        return []
 
 
 def _records(given: str, dtype: str | None, warnings: list[str]) -> Iterator[Record]:

@@ -23,8 +23,9 @@ from attncli.cli.mask_run import Prepared, errors_named, prepare, read_inputs
 from attncli.cli.output import make_printer
 from attncli.columns import columns_of, record_of
 from attncli.errors import DataError
+from attncli.files.text import place
 from attncli.report.mask import effect_tables
-from attncli.report.table import labels_of_batch
+from attncli.report.table import labels_of_batch, scale_text
 
 
 def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> None:
@@ -37,7 +38,9 @@ def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> Non
         problem = _problem(prepared)
         effects = effect_on_problem(problem, maps)
         params |= {name: getattr(problem, name) for name in ("scale", "temperature", "softcap")}
+        said = f"scale {scale_text(problem.scale)}"
     else:
+        said = f"scores {place(options.scores)}"
         effects = effect_on_scores(_scores(options.scores, prepared), prepared.mask, maps)
     columns = columns_of(RowEffect)
     shown = [column for column in columns if column.unit in ("", str(output.unit))]
@@ -47,6 +50,8 @@ def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> Non
         map(record_of, effects),
         params,
         lambda records: effect_tables(shown, records, prepared.printer, output.digits),
+        said,
+        f"mask: {prepared.judged.description}",
     )
     labels, offsets = labels_of_batch(prepared.labels, 0), prepared.mask.offset
     offset = None if offsets is None else int(offsets[0])

@@ -37,9 +37,10 @@ from attncli.cli.output import (
 from attncli.columns import Column, columns_of, record_of
 from attncli.errors import AttncliError, CheckFailedError, UsageError, options_text
 from attncli.files.roles import read_one
+from attncli.files.text import place as file_place
 from attncli.files.text import shown
 from attncli.report import Format
-from attncli.report.mask import comparison_tables, kinds_table, mask_tables
+from attncli.report.mask import comparison_tables, kinds_table, mask_opening, mask_tables
 from attncli.report.printer import Printer
 from attncli.report.table import labels_of_batch
 
@@ -73,6 +74,19 @@ class Prepared:
         """Tokens of the first group, of all batches or of each; None for none."""
         return self.inputs.groups[0].labels if self.inputs.groups else None
 
+    def opening(self, *more: str) -> Iterator[RenderableType]:
+        """What stands above tables: of which groups and files it is, its sizes, and more."""
+        options, weights = self.arguments.options, self.options.weights is not None
+        parts = [file_place(self.inputs.source)] if self.inputs.groups else []
+        for name, file in self.arguments.files.items():
+            array = getattr(options, name)
+            if array is None or (weights and name == "attn_mask"):
+                continue
+            told = f"{name.replace('_', ' ')} {file_place(file)}, {array.dtype} {array.shape}"
+            marked = name == "attn_mask" and array.dtype.kind != "f"
+            parts.append(told + (f", True = {options.mask_true}" if marked else ""))
+        return mask_opening(self.inputs.names, parts, self.mask.sizes, *more)
+
     def write(
         self,
         command: str,
@@ -80,9 +94,10 @@ class Prepared:
         records: Iterable[Record],
         params: Record,
         show: Callable[[list[Record]], Iterable[RenderableType]],
+        *more: str,
     ) -> None:
-        """Print records in the format asked for, with what they came from."""
-        read = self.arguments
+        """Print records in the format asked for, with what they came from, and more above them."""
+        read, opened = self.arguments, list(self.opening(*more))
         masks = {
             name: {"source": source, "shape": list(array.shape), "dtype": str(array.dtype)}
             for name, source in read.files.items()
@@ -96,7 +111,8 @@ class Prepared:
             records=records,
             inputs=self.inputs.described | masks,
             params=self.params | params,
-            show=show,
+            show=lambda found: (*opened, *show(found)),
+            above=opened,
         )
 
     @property
@@ -291,6 +307,7 @@ def _list(kinds: Sequence[Prepared], faults: Sequence[AttncliError]) -> None:
     kinds = _distinct(kinds)
     drawn = [(", ".join(one.inputs.names), one.mask, one.judged, one.labels) for one in kinds]
     first.draw(lambda plots, title: plots.mask_picture(title, drawn))
+    sources = dict.fromkeys(one.inputs.source for one in groups.values())
     found = [{"groups": kind.inputs.names} | record for kind in kinds for record in _records(kind)]
     write_result(
         first.output,
@@ -300,9 +317,11 @@ def _list(kinds: Sequence[Prepared], faults: Sequence[AttncliError]) -> None:
         records=found,
         inputs={name: kind.inputs.described for name, kind in groups.items()},
         params={"groups": {name: kind.params | _recognised(kind) for name, kind in groups.items()}},
-        show=lambda records: kinds_table(
-            [(kind.inputs.names, kind.judged) for kind in kinds], first.printer
+        show=lambda records: (
+            ", ".join(file_place(name) for name in sources),
+            *kinds_table([(kind.inputs.names, kind.judged) for kind in kinds], first.printer),
         ),
+        above=[", ".join(file_place(name) for name in sources)],
     )
     end_with(faults)
     for kind in kinds:

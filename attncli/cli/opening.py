@@ -28,8 +28,8 @@ def opening(made: GroupProblem, unit: Unit | None = None) -> Iterator[Renderable
     group, problem = made.group, made.problem
     if group.name:
         yield heading(f"group {shown(group.name)}")
-    source = group.source if group.seed is None else f"{group.source}, seed {group.seed}"
-    line = problem_line(problem, None if source is None else place(source))
+    source = place(group.source_name) + ("" if group.seed is None else f", seed {group.seed}")
+    line = problem_line(problem, source)
     if unit is not None:
         outcomes = max(1, problem.sizes.k_len + (problem.sinks is not None))
         most = math.log(outcomes, 2 if unit is Unit.BITS else math.e)

@@ -22,12 +22,13 @@ from weakref import WeakKeyDictionary
 
 from numpy.typing import NDArray
 
-from attncli.errors import DataError, ResourceError
+from attncli.errors import AttncliError, DataError, ResourceError
+from attncli.files.folder import files_in, named_by_file
 from attncli.files.npy import archive_format, open_npy, open_npz
 from attncli.files.safetensorsfile import open_safetensors
 from attncli.files.temporary import spool
 from attncli.files.tensor import TensorFile, TensorHeader
-from attncli.files.text import ACCEPTED, place, shown
+from attncli.files.text import ACCEPTED, is_folder, place, shown
 from attncli.limits import DISK_FULL, full_disk
 
 _HEAD = 4096
@@ -63,12 +64,15 @@ def open_file(name: str) -> TensorFile:
     Only headers are read; nothing in the file is ever executed.
 
     Args:
-        name: a path, a pipe, or "-" for standard input, which is read once for all calls.
+        name: a path, a pipe, or "-" for standard input, which is read once for all calls; or a
+            folder, whose files are one bundle then.
 
     Raises:
         DataError: the file is absent, unreadable, damaged, or of another format.
         ResourceError: memory or disk do not suffice.
     """
+    if is_folder(name):
+        return join(name, open_all(name))
     if name == "-" and sys.stdin in _STANDARD_INPUT:
         return _STANDARD_INPUT[sys.stdin]
     with local_file(name) as local:
@@ -78,6 +82,31 @@ def open_file(name: str) -> TensorFile:
     if name == "-":
         _STANDARD_INPUT[sys.stdin] = file
     return file
+
+
+def open_all(name: str) -> list[TensorFile]:
+    """`open_file`, but of a folder the bundles in it, and one of its files of a tensor each.
+
+    Those that cannot be read are left out with a warning, unless all are.
+    """
+    if not is_folder(name):
+        return [open_file(name)]
+    bundles: list[TensorFile] = []
+    single: list[TensorFile] = []
+    left: list[AttncliError] = []
+    for path in files_in(name):
+        try:
+            file = open_file(path)
+        except (DataError, ResourceError) as error:
+            left.append(error)
+            continue
+        alone = len(file.headers) == 1 and file.headers[0].name is None
+        (single if alone else bundles).append(named_by_file(file) if alone else file)
+    found = [*([join(name, single)] if single else []), *bundles]
+    if not found:
+        raise left[0]
+    found[0].warnings.extend(f"left out: {error.where}: {error.problem}" for error in left)
+    return found
 
 
 def _open_torch(local: Path, source: str) -> TensorFile:
@@ -230,7 +259,11 @@ def join(source: str, files: Sequence[TensorFile]) -> TensorFile:
         for header in file.headers:
             if header.name in holders:
                 name = shown(str(header.name), 80)
-                raise DataError(place(source), f"expected each name once, got {name} twice")
+                both = f"in {place(holders[header.name].source)} and {place(file.source)}"
+                advice = "name the file that is meant" if is_folder(source) else ""
+                raise DataError(
+                    place(source), f"expected each name once, got {name} {both}", advice
+                )
             holders[header.name] = file
         for group, options in file.metadata.items():
             metadata[group] = metadata.get(group, {}) | options

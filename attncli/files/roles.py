@@ -17,7 +17,7 @@ from pathlib import Path
 from attncli.errors import DataError, UsageError, nearest
 from attncli.files.reader import open_file
 from attncli.files.tensor import StoredTensor, TensorFile
-from attncli.files.text import listed, place, shown
+from attncli.files.text import listed, natural_order, place, shown
 
 Group = dict[str, str | None]
 
@@ -130,22 +130,13 @@ def _found(file: TensorFile, *, dumped: bool = False) -> dict[str, dict[str, str
             _say(file, f"{used} is taken as {part.role}, {left} is left out")
         if other is None or stage > stages[place_of]:
             groups[part.group][part.role], stages[place_of] = name, stage
-    return {name: groups[name] for name in sorted(groups, key=_natural)}
+    return {name: groups[name] for name in sorted(groups, key=natural_order)}
 
 
 def _say(file: TensorFile, text: str) -> None:
     warning = f"{place(file.source)}: {text}"
     if warning not in file.warnings:
         file.warnings.append(warning)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """A sort key that puts layers.2 before layers.10."""
-    parts = re.split(r"(\d+)", name)
-    numbers = [digits.lstrip("0") for digits in parts[1::2]]
-    # Numbers by length, then digits: they may be too long to convert.
-    parts[1::2] = numbers
-    return [(len(part) if at % 2 else 0, part) for at, part in enumerate(parts)]
 
 
 def _missing(roles: dict[str, str]) -> str:
@@ -192,6 +183,8 @@ def _no_roles(file: TensorFile) -> DataError:
     fused, weight = (shown(example(names, option), 80) for option in ("qkv", "wq"))
     if fused != NO_EXAMPLE:
         advice = f"If Q, K and V are fused in one, split it: «qkv={source}::{fused}»."
+    elif example(names, "weights") != NO_EXAMPLE:
+        advice = f"attention weights alone are for entropy «weights={source}»"
     elif weight != NO_EXAMPLE:
         advice = f"Weights project what «x» gives: «x=FILE» «wq={source}::{weight}»."
     error = DataError(where, f"expected tensors named q and k, got {listed(names)}", advice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,6 +27,15 @@ def shown(text: str, limit: int = 200) -> str:
 def place(source: str) -> str:
     """Return what messages call the file that the user named `source`."""
     return "standard input" if source == "-" else shown(source)
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """A sort key that puts layers.2 before layers.10."""
+    parts = re.split(r"(\d+)", name)
+    numbers = [digits.lstrip("0") for digits in parts[1::2]]
+    # Numbers by length, then digits: they may be too long to convert.
+    parts[1::2] = numbers
+    return [(len(part) if at % 2 else 0, part) for at, part in enumerate(parts)]
 
 
 def listed(names: Iterable[str | None], limit: int = 8) -> str:

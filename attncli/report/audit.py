@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
 
 from attncli.attention.variance.fit_scale import ScaleFit
-from attncli.files.text import shown
 from attncli.report.printer import Printer, paragraph
 from attncli.report.table import TableColumn, table
 from attncli.report.variance import numbers
@@ -25,18 +24,23 @@ LEGEND = (
 
 
 def audit_tables(
-    records: Sequence[Record], printer: Printer, digits: int
+    records: Sequence[Record],
+    openings: Mapping[tuple[str, str], Iterable[RenderableType]],
+    printer: Printer,
+    digits: int,
 ) -> Iterator[RenderableType]:
-    """Where the variance of each head's scores comes from, and a sentence on each head."""
+    """Where the variance of each head's scores comes from, and a sentence on each head.
+
+    Args:
+        records: of heads.
+        openings: for each source and group what stands above its table.
+        printer, digits: how to print.
+    """
     groups = dict.fromkeys((record["source"], record["group"]) for record in records)
     for source, group in groups:
         of_group = [r for r in records if (r["source"], r["group"]) == (source, group)]
-        named = shown(f"{source} · {group}" if group else source)
-        first = of_group[0]
-        yield (
-            f"{named} · d_k={first['dk']}, scale {first['scale']:.6g}, "
-            f"variance that 1/√d_k assumes: {first['var_unit_theory']:g}"
-        )
+        yield from openings[source, group]
+        yield f"variance that 1/√d_k assumes: {of_group[0]['var_unit_theory']:g}"
         yield _audit_table(of_group, printer, digits)
         yield ""
         for line in _diagnoses(of_group):

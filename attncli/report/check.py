@@ -11,9 +11,8 @@ from rich.text import Text
 
 from attncli.attention.check.compare import Comparison, Pair
 from attncli.attention.check.hypotheses import Check, Hypothesis
-from attncli.attention.problem import Problem
 from attncli.report.printer import Printer, heading, paragraph
-from attncli.report.table import TableColumn, scale_text, table, text_width
+from attncli.report.table import TableColumn, table, text_width
 
 # The words of the command that verifies a mistake; None where no option makes it.
 Command = Callable[[Hypothesis], list[str] | None]
@@ -30,17 +29,12 @@ INDENT = "  "
 
 
 def check_tables(
-    found: Check,
-    problem: Problem,
-    command: Command,
-    printer: Printer,
-    digits: int,
+    found: Check, command: Command, printer: Printer, digits: int
 ) -> Iterator[RenderableType]:
     """The verdict on every candidate, the mistakes that explain it, then its errors.
 
     Args:
         found: the candidates and what was tried.
-        problem: what they were computed from.
         command: what verifies a mistake.
         printer, digits: how to print.
     """
@@ -55,14 +49,11 @@ def check_tables(
         yield from _errors(comparison, printer, digits)
     if not found.passed:
         yield from _others(found, bool(matching), printer)
-    yield ""
-    yield paragraph(_reference(problem), printer)
 
 
 def pair_tables(
     found: Pair,
     checks: Sequence[Check],
-    problem: Problem,
     names: Sequence[str],
     commands: Sequence[Command],
     printer: Printer,
@@ -73,7 +64,6 @@ def pair_tables(
     Args:
         found: both.
         checks: of each alone, with what explains it.
-        problem: what they were computed from.
         names: their files.
         commands: for each, as for `check_tables`.
         printer, digits: how to print.
@@ -104,8 +94,6 @@ def pair_tables(
         yield _line("first at", _at(found.first_part))
     if found.locations.findings:
         yield _line("where", ", ".join(found.locations.findings))
-    yield ""
-    yield paragraph(_reference(problem), printer)
 
 
 def _verdict(found: Comparison, matching: Sequence[Hypothesis]) -> str:
@@ -220,15 +208,6 @@ def _near_table(found: Sequence[Hypothesis], printer: Printer) -> RenderableType
             TableColumn("reproduce with", [one.options or "–" for one in found], True),
         ],
         printer,
-    )
-
-
-def _reference(problem: Problem) -> str:
-    sizes = problem.sizes
-    dtype = str(problem.dtype).removeprefix("torch.")
-    return (
-        f"reference: {dtype}, scale {scale_text(problem.scale)}, B={sizes.batch} H={sizes.heads} "
-        f"S_q={sizes.q_len} S_k={sizes.k_len} d_k={problem.dk}"
     )
 
 

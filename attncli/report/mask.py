@@ -22,6 +22,7 @@ from attncli.attention.masks.audit import (
 from attncli.attention.masks.compare import Cell, Leak, MaskComparison
 from attncli.attention.masks.mask import Mask
 from attncli.attention.masks.rules import BooleanMask
+from attncli.attention.sizes import Sizes
 from attncli.columns import Column, columns_of
 from attncli.errors import options_text
 from attncli.files.text import shown
@@ -87,6 +88,25 @@ def mask_tables(
         yield from _added_lines(judged.added)
 
 
+def mask_opening(
+    names: Sequence[str], parts: Sequence[str], sizes: Sizes, *more: str
+) -> Iterator[RenderableType]:
+    """What a mask is of, in the form of other tables; nothing of one matrix without files.
+
+    Args:
+        names: of its groups; some may be empty.
+        parts: the files that it is made of, in words.
+        sizes: B, H, S_q and S_k.
+        more: what else there is to say.
+    """
+    named = [name for name in names if name]
+    if named:
+        yield heading(f"group{'s' * (len(named) > 1)} {_runs(named)}")
+    if named or parts or more or sizes.batch * sizes.heads != 1:
+        of = f"B={sizes.batch} H={sizes.heads} S_q={sizes.q_len} S_k={sizes.k_len}"
+        yield " · ".join((*parts, of, *more))
+
+
 def kinds_table(
     kinds: Sequence[tuple[Sequence[str], MaskAudit]], printer: Printer
 ) -> Iterator[RenderableType]:
@@ -145,15 +165,22 @@ def effect_tables(
 ) -> Iterator[RenderableType]:
     """Softmax before and after the mask, a line a query."""
     shown, rest = _first(records, " queries", printer)
+    moved = any(
+        decimals(one["mass_moved"], digits) != decimals(one["mass_removed"], digits)
+        for one in records
+    )
+    columns = [one for one in columns if moved or one.key != "mass_moved"]
     yield record_table(columns, shown, printer, digits=digits)
     yield from rest
     yield ""
     if records:
         mean = sum(record["mass_removed"] for record in records) / len(records)
         empty = sum(record["sum_after"] == 0 for record in records)
+        went = "mass moved: half of all change" if moved else "as much moved to the visible keys"
+        told = "1 row is empty" if empty == 1 else f"{empty} rows are empty"
         yield paragraph(
             "mass removed: weight that hidden keys had before the mask, on average "
-            f"{mean:.{digits}f}; it moved to the visible keys. {empty} rows are empty.",
+            f"{mean:.{digits}f}; {went}. {told}.",
             printer,
         )
 

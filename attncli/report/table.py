@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from rich.box import Box
@@ -35,6 +36,7 @@ class TableColumn:
     cells: Sequence[str | Text]  # a text a line, with styles of its own where it is a `Text`
     is_text: bool = False  # whether it stands to the left; numbers stand to the right
     is_key: bool = False  # whether it names the line, and comes again in each part of a split table
+    is_beside: bool = False  # whether a split table keeps it beside the column before
 
     @property
     def width(self) -> int:
@@ -92,6 +94,7 @@ def record_table(
                 [cell(value, digits) for value in values],
                 is_text=any(isinstance(value, str | list) for value in values),
                 is_key=column.is_key and all(before.is_key for before in built),
+                is_beside=column.is_beside,
             )
         )
     return table(built, printer)
@@ -170,17 +173,25 @@ def from_left(text: str, width: int) -> str:
 def _parts(
     keys: Sequence[TableColumn], others: Sequence[TableColumn], width: int
 ) -> list[list[TableColumn]]:
-    """The columns in runs that fit beside the keys, one a run at least."""
+    """The columns in runs that fit beside the keys, a run holds one, with those beside it."""
     lead = sum(key.width + GAP for key in keys)
     parts: list[list[TableColumn]] = [[]]
     used = lead
-    for column in others:
-        if parts[-1] and used + column.width > width:
+    for column, *beside in _together(others):
+        wide = sum(each.width + GAP for each in (column, *beside))
+        if parts[-1] and used + wide - GAP > width:
             parts.append([])
             used = lead
-        parts[-1].append(column)
-        used += column.width + GAP
+        parts[-1] += [column, *beside]
+        used += wide
     return parts
+
+
+def _together(columns: Sequence[TableColumn]) -> Iterator[list[TableColumn]]:
+    """Each column with those that are to stay beside it."""
+    starts = [at for at, column in enumerate(columns) if not (at and column.is_beside)]
+    for start, stop in pairwise([*starts, len(columns)]):
+        yield list(columns[start:stop])
 
 
 def _drawn(columns: Sequence[TableColumn], printer: Printer) -> Iterator[str]:

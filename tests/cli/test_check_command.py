@@ -42,6 +42,13 @@ def _one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def told(out: Any) -> str:
+    """The verdict, below what says which files it is of."""
+    opening, _, rest = out.stdout.partition("\n\n")
+    assert " · B=" in opening
+    return str(rest).splitlines()[0]
+
+
 def written(draw: Draw) -> list[str]:
     """The draw as files, and the command line that declares it, without candidates."""
     for role in ("q", "k", "v"):
@@ -160,7 +167,7 @@ def test_right_in_any_precision(
     rounded = right.to(kind)
     torch.save(rounded.float() if in_float32 else rounded, "out.pt")
     out = run(*DECLARED, "--actual-output", "out.pt", "--rtol", "1e-5" if kind.itemsize > 4 else 1)
-    assert out.stdout.startswith("output: right\n")
+    assert told(out) == "output: right"
     assert out.stderr == ""
 
 
@@ -168,7 +175,7 @@ def test_coarser_than_its_dtype_fails(run: Run, right: torch.Tensor) -> None:
     found = right.bfloat16().float()
     found[0, 0, 0, 0] += 1e-5 * found[0, 0, 0, 0]  # no longer bfloat16: held to float32
     words = [*DECLARED, *candidate("output", found)]
-    assert run(*words, code=3).stdout.startswith("output: OFF\n")
+    assert told(run(*words, code=3)) == "output: OFF"
     run(*words, "--rtol", "0.01", "--atol", "0.01")
 
 
@@ -285,7 +292,7 @@ def test_other_layouts(run: Run, right: torch.Tensor, layout: str) -> None:
     shaped = turned.reshape(2, 5, 24) if packed else turned
     run(*words, *candidate("output", shaped))
     out = run(*words, *candidate("output", right), code=3)
-    assert out.stdout.startswith("output: OFF, explained by layout:output\n")
+    assert told(out) == "output: OFF, explained by layout:output"
     assert "expected the axes of the reference, got those of layout:output" in out.stderr
 
 
@@ -379,7 +386,7 @@ def test_a_pair(run: Run, right: torch.Tensor) -> None:
     np.save("far.npy", far.numpy())
     words = [*DECLARED, *candidate("output", near), "--pair", "far.npy"]
     out = run(*words, code=3)
-    assert out.stdout.startswith("closer to the reference: output.npy\n")
+    assert told(out) == "closer to the reference: output.npy"
     found = run(*words, "--format", "json", code=3).json["data"]
     assert found["pair"]["closer"] == 1
     assert found["pair"]["first_part"] == [0, 0, 0]
@@ -389,7 +396,7 @@ def test_a_pair(run: Run, right: torch.Tensor) -> None:
     out = run(*words, code=3)
     assert out.stderr.startswith("attncli: error: --pair: expected the reference")
     np.save("far.npy", right.numpy())
-    assert run(*words).stdout.startswith("closer to the reference: both are equally close\n")
+    assert told(run(*words)) == "closer to the reference: both are equally close"
 
 
 @pytest.mark.parametrize("wrong", [1, 2])
@@ -409,7 +416,7 @@ def test_a_pair_keeps_the_diagnosis_of_each(run: Run, right: torch.Tensor, wrong
     assert [{**each, "candidate": wrong} for each in one["hypotheses"]] == both["hypotheses"]
     assert one["records"][0] == both["records"][wrong - 1]
     matching = next(each for each in both["hypotheses"] if each["matches"])
-    assert run(*shlex.split(matching["command"])[1:]).stdout.startswith("output: right")
+    assert told(run(*shlex.split(matching["command"])[1:])) == "output: right"
 
 
 def test_numbers_that_look_equal_are_told_apart(run: Run, right: torch.Tensor) -> None:

@@ -28,6 +28,7 @@ CASES = [
     ("attncli compute --stage scores,wei", {"scores,weights"}),
     ("attncli variance --scale-rule l", {"linear", "log-n"}),
     ("attncli entropy b.npz --group layers.1", {"layers.1", "layers.10"}),
+    ("attncli compute --q saved|::|o", {"saved::output", "saved::other"}),
     ("attncli compute --q b.npz|::|layers.1.", {"b.npz::layers.1.q", "b.npz::layers.1.k"}),
     ("attncli compute s.safetensors|::|o", {"s.safetensors::other"}),
     ("attncli compute b.npz|::|nothing", set()),
@@ -41,6 +42,9 @@ def shell(tmp_path: Path) -> Callable[..., str]:
     arrays = {f"layers.{n}.{role}": np.zeros((2, 2)) for n in (1, 2, 10) for role in "qk"}
     np.savez(tmp_path / "b.npz", **arrays)
     safetensors.save_file({"other": np.zeros(2)}, tmp_path / "s.safetensors")
+    (tmp_path / "saved").mkdir()
+    safetensors.save_file({"other": np.zeros(2)}, tmp_path / "saved" / "s.safetensors")
+    np.save(tmp_path / "saved" / "output.npy", np.zeros(2))
     program = tmp_path / "bin" / "attncli"
     program.parent.mkdir()
     program.write_text(PROGRAM.format(python=sys.executable))

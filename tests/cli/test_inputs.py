@@ -37,6 +37,77 @@ def test_files_bundles_and_names(
     assert found["schema"] == "attncli.compute/1"
 
 
+@pytest.mark.parametrize(
+    "arguments", [("roles",), ("roles/",), ("--q", "roles", "--k", "roles::k")]
+)
+def test_a_folder_is_a_bundle(
+    run: Run, files: Path, tensors: Tensors, arguments: tuple[str, ...]
+) -> None:
+    Path("roles").mkdir()
+    for name in "qkv":
+        Path(f"{name}.npy").rename(f"roles/{name}.npy")
+    wanted = attention(**tensors)
+    if len(arguments) > 1:
+        del wanted["output"]
+    found = run("compute", *arguments, "-f", "json").json
+    assert_stages(found["data"], wanted)
+    assert "output" in found["data"]["stages"] or len(arguments) > 1
+    assert found["inputs"]["q"]["source"] in ("roles/q.npy", "roles")
+
+
+def test_what_save_writes_to_a_folder_is_read_from_it(run: Run, files: Path) -> None:
+    """Weights by entropy, any stage by check, all by inspect; without Q and K compute says so."""
+    run("compute", "bundle.npz", "--save", "saved", "--quiet")
+    measured = run("entropy", "--weights", "saved", "-f", "json").json["data"]
+    wanted = run("entropy", "bundle.npz", "-f", "json").json["data"]
+    entropies = [[one["entropy_nats_mean"] for one in found] for found in (measured, wanted)]
+    assert entropies[0] == pytest.approx(entropies[1], rel=1e-12)
+    assert "output: right\n" in run("check", "bundle.npz", "--actual-output", "saved").stdout
+    listed = run("inspect", "saved", "-f", "csv").stdout.splitlines()[1:]
+    names = ["masked", "output", "scaled", "scores", "weights"]
+    assert [line.partition(",")[0] for line in listed] == [f"saved/{name}.npy" for name in names]
+    refused = run("compute", "saved", code=1).stderr
+    assert "saved: expected tensors named q and k, got masked, output" in refused
+    assert "attention weights alone are for entropy --weights saved" in refused
+
+
+def test_bundles_in_a_folder_stand_for_themselves(run: Run, files: Path) -> None:
+    Path("two").mkdir()
+    for name in ("10", "9"):
+        Path(f"two/{name}.npz").write_bytes(Path("bundle.npz").read_bytes())
+    Path("two/config.json").write_text("{}")
+    Path("two/broken.npz").write_bytes(b"PK\3\4")
+    for command in (("entropy",), ("variance",)):
+        out = run(*command, "two", "-f", "csv")
+        sources = [line.partition(",")[0] for line in out.stdout.splitlines()[1:]]
+        assert list(dict.fromkeys(sources)) == ["two/9.npz", "two/10.npz"]
+        assert "left out: two/broken.npz: expected" in out.stderr
+    assert "two/broken.npz" in run("inspect", "two", "9.npz", code=1).stderr
+    words = "--causal", "--query-offset", "bottom-right"
+    opening = "two/9.npz · B=2 H=4 S_q=5 S_k=7\n"
+    assert run("mask", "two", *words).stdout.startswith(opening)
+
+
+def test_a_file_of_a_folder_is_never_a_target(run: Run, files: Path) -> None:
+    Path("roles").mkdir()
+    for name in "qkv":
+        Path(f"{name}.npy").rename(f"roles/{name}.npy")
+    before = Path("roles/q.npy").read_bytes()
+    for words in (("--save", "roles/q.npy"), ("-o", "roles/q.npy")):
+        out = run("compute", "roles", "--stage", "output", *words, code=2)
+        assert "expected a name of its own, got that of an input" in out.stderr
+    assert Path("roles/q.npy").read_bytes() == before
+    run("compute", "roles", "--stage", "output", "--save", "roles/o.npz", "-o", "roles/o.txt")
+    run("compute", "bundle.npz", "--save", "roles", "-o", "roles/o.txt", "--stage", "output")
+
+
+def test_folders_without_tensors_are_refused_in_a_line(run: Run, files: Path) -> None:
+    Path("empty").mkdir()
+    for command in ("compute", "entropy", "inspect", "mask"):
+        refused = run(command, "empty", code=1).stderr
+        assert refused.startswith("attncli: error: empty: expected files of tensors (.npy, .npz")
+
+
 @pytest.mark.parametrize("kind", ["pt", "safetensors", "fortran", "misnamed", "query-key-value"])
 def test_containers(run: Run, files: Path, tensors: Tensors, kind: str) -> None:
     as_torch = {name: torch.from_numpy(array) for name, array in tensors.items()}

@@ -34,6 +34,13 @@ class Ran:
         self.code, self.out, self.err = code, out, err
 
     @property
+    def told(self) -> str:
+        """What is printed below the line that says which file it is of."""
+        opening, _, told = self.out.partition("\n")
+        assert " · B=" in opening
+        return told
+
+    @property
     def document(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.out)
         return found
@@ -81,18 +88,18 @@ def test_a_mask_file_is_described(run: Any, mask: Any, described: str) -> None:
 
 def test_an_inverted_mask_is_loud(run: Any) -> None:
     table = run("--attn-mask m.npy", m=~CAUSAL)
-    assert table.out.startswith("PROBABLY INVERTED: causal")
+    assert table.told.startswith("PROBABLY INVERTED: causal")
     assert "--mask-true drop" in table.out
     assert "True and False exchanged?" in table.err
     assert any("inverted" in text for text in run("--attn-mask m.npy -f json").document["warnings"])
-    assert run("--attn-mask m.npy --mask-true drop").out.startswith("causal\n")
+    assert run("--attn-mask m.npy --mask-true drop").told.startswith("causal\n")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_finite_values_that_leave_no_weight_hide(run: Any, dtype: str) -> None:
     mask = np.where(CAUSAL, 0, FINFO[dtype]).astype(dtype)
     ran = run("--attn-mask m.npy", m=mask)
-    assert ran.out.startswith("causal\n  options: --causal\n")
+    assert ran.told.startswith("causal\n  options: --causal\n")
     assert f"adds {FINFO[dtype]:g} (28 cells), 0 (36 cells)" in ran.out
     assert run("--attn-mask m.npy -f json").document["data"][0]["kept"] == 36
     assert run("--attn-mask m.npy --hide-below -1e308 -f json").document["data"][0]["kept"] == 64
@@ -102,7 +109,7 @@ def test_finite_values_that_leave_no_weight_hide(run: Any, dtype: str) -> None:
 
 def test_finite_masks_that_differ_by_batch_are_described_together(run: Any) -> None:
     mask = np.where(PADDED[:, None, None, :] & CAUSAL, 0, FINFO["float32"]).astype(np.float32)
-    assert run("--attn-mask m.npy", m=mask).out.startswith("causal; key padding, lengths 5,3\n")
+    assert run("--attn-mask m.npy", m=mask).told.startswith("causal; key padding, lengths 5,3\n")
 
 
 def test_both_readings_of_rows_without_anything_else_are_told(run: Any) -> None:
@@ -112,16 +119,16 @@ def test_both_readings_of_rows_without_anything_else_are_told(run: Any) -> None:
     assert said in ran.out
     assert "2 rows hold nothing but values of -10000 or less" in ran.err
     ran = run("--attn-mask m.npy --hide-below -10000")
-    assert ran.out.startswith("causal; key padding, the first 2 keys hidden\n")
+    assert ran.told.startswith("causal; key padding, the first 2 keys hidden\n")
     assert ran.err == ""
 
 
 def test_values_that_leave_some_weight_are_warned_of(run: Any) -> None:
     ran = run("--attn-mask m.npy", m=np.where(CAUSAL, 0, -100.0))
-    assert ran.out.startswith("full\n")
+    assert ran.told.startswith("full\n")
     assert "--hide-below -100 counts them as hidden" in ran.err
     ran = run("--attn-mask m.npy --hide-below -100")
-    assert ran.out.startswith("causal\n")
+    assert ran.told.startswith("causal\n")
     assert ran.err == ""
 
 
@@ -217,7 +224,7 @@ def test_key_padding_given_as_a_mask_is_refused_with_the_option_that_takes_it(ru
     alone = run("q.npy q.npy --attn-mask m.npy", q=q[:1], m=SORTED)
     assert (alone.code, advice in alone.err) == (1, False)
     reshaped = run("q.npy q.npy --attn-mask m.npy", q=q, m=SORTED[:, None, None])
-    assert reshaped.out == run("q.npy q.npy --key-padding m.npy", q=q, m=SORTED).out
+    assert reshaped.told == run("q.npy q.npy --key-padding m.npy", q=q, m=SORTED).told
 
 
 def test_where_rows_may_be_batches_or_queries_only_the_padding_is_doubted(run: Any) -> None:

@@ -95,7 +95,9 @@ class MaskRecord:
         "keys min", description="fewest keys that a real query sees; none without queries"
     )
     keys_max: int | None = column(
-        "keys max", description="most keys that a real query sees; none without queries"
+        "keys max",
+        description="most keys that a real query sees; none without queries",
+        is_beside=True,
     )
     description: str = column(None, description="what the mask is, in words")
 
