@@ -15,9 +15,9 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -33,7 +33,6 @@ from attncli.cli.completion import WORDS as WORDS_BEFORE
 from attncli.cli.completion import completion_of, join_words_of_bash
 from attncli.cli.failures import exit_code_of
 from attncli.errors import UsageError, choice_of, on_command_line, option_name
-from attncli.files.text import is_folder
 from attncli.report import FALLBACKS, Format
 
 # What Typer makes of an option of each kind; text is read later, when a file may be opened for it.
@@ -281,7 +280,7 @@ def _files_of(option: str, value: str) -> Iterator[str]:
     """The files that a value names: its own, one within it, those of a folder or index."""
     file = value.partition("::")[0]
     yield file.partition("=")[2] if option == "what_if" else file
-    if option not in TARGETS and is_folder(file):
+    if option not in TARGETS and os.path.isdir(file):  # noqa: PTH112 - long names are answered
         with suppress(OSError):  # which is said when it is read
             inside = [str(path) for path in Path(file).iterdir() if path.is_file()]
             yield from (part for path in inside for part in _files_of(option, path))
