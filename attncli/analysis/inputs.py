@@ -31,6 +31,7 @@ from attncli.analysis.tensor_files import (
     weights_in,
 )
 from attncli.attention import qkv
+from attncli.attention.nonfinite import find_broken, refuse_nonfinite
 from attncli.attention.options import Layout, WeightsLayout
 from attncli.attention.sizes import RandomShape, axes_text, layout_doubts
 from attncli.attention.steps import OutputProjection
@@ -285,6 +286,8 @@ def _fused(options: FileOptions, spec: str) -> list[Group]:
 def _projected(options: FileOptions, projecting: dict[str, str]) -> Group:
     """Q, K and V projected from X by weight files."""
     loaded, described, warnings = _read_named(projecting, options.dtype)
+    for name, tensor in loaded.items():
+        warnings += _broken_source(name, projecting[name], tensor, options.allow_nonfinite)
     out_in = options.weights_layout is WeightsLayout.OUT_IN
     weights = {
         name: weight.mT if out_in and weight.ndim == 2 else weight
@@ -313,6 +316,19 @@ def _projected(options: FileOptions, projecting: dict[str, str]) -> Group:
         return group
     packed = heads * tensors["v"].shape[-1]
     return replace(group, output_projection=_output_projection(wo, bo, packed))
+
+
+def _broken_source(name: str, spec: str, tensor: torch.Tensor, allowed: bool) -> list[str]:
+    """What to say of NaN and infinities in what Q, K and V are projected from.
+
+    Raises:
+        DataError: there are some, and none are allowed.
+    """
+    rows = tensor[(None,) * max(0, 2 - tensor.ndim)]  # a bias is one
+    if not allowed:
+        refuse_nonfinite(rows, f"«{name}» ({spec})")
+    found = find_broken(rows, name)
+    return [] if found is None else [f"{found.entry}, before the projection"]
 
 
 def _parts_of_one(

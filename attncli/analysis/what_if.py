@@ -26,23 +26,34 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float64 if exact else torch.float32)
 
 
-def _rounded(tensor: torch.Tensor, to: Rounding) -> torch.Tensor:
-    """The tensor (B, H, S, d) as a cache of less precision would give it back."""
+def _rounded(tensor: torch.Tensor, real: torch.Tensor, to: Rounding) -> torch.Tensor:
+    """The tensor (B, H, S, d) as a cache of less precision would give it back.
+
+    Args:
+        tensor: (B, H, S, d).
+        real: bool (B, 1, S, 1), False for padding, which has no say in a scale.
+        to: which precision.
+    """
     dtype = None if to.name in INTEGERS else getattr(torch, to.name)
     if dtype is not None and not to.shared:
         wide = _wide(tensor)
         return wide.to(dtype).to(wide.dtype)
     top = INTEGERS[to.name] if dtype is None else torch.finfo(dtype).max
-    return _quantised(tensor, dtype, top, SHARED[to.shared or "tensor"])
+    return _quantised(tensor, real, dtype, top, SHARED[to.shared or "tensor"])
 
 
 def _quantised(
-    tensor: torch.Tensor, dtype: torch.dtype | None, top: float, axes: tuple[int, ...]
+    tensor: torch.Tensor,
+    real: torch.Tensor,
+    dtype: torch.dtype | None,
+    top: float,
+    axes: tuple[int, ...],
 ) -> torch.Tensor:
     """Numbers as multiples of a scale that takes the largest to `top`, rounded, and back.
 
     Args:
         tensor: (B, H, S, d).
+        real: bool (B, 1, S, 1), where the largest number is looked for.
         dtype: what the multiples are rounded to; None for integers.
         top: the largest of them.
         axes: over which the largest number is looked for.
@@ -50,8 +61,8 @@ def _quantised(
     wide = _wide(tensor)
     if not wide.numel():
         return wide
-    scale = wide.abs().amax(axes, keepdim=True) / top
-    units = wide / scale.masked_fill(scale == 0, 1.0)
+    scale = torch.where(real, wide.abs(), 0.0).amax(axes, keepdim=True) / top
+    units = (wide / scale.masked_fill(scale == 0, 1.0)).clamp(-top, top)
     return (units.round() if dtype is None else units.to(dtype).to(wide.dtype)) * scale
 
 
@@ -80,7 +91,7 @@ def changed(
         tensor = tensors[role]
         if tensor is None:
             raise DataError(role, f"expected values for {change.text}, got none")
-        tensors[role] = new = _rounded(tensor, rounding)
+        tensors[role] = new = _rounded(tensor, _real(problem, role).to(tensor.device), rounding)
         if all_finite(tensor) and not all_finite(new):
             said.append(f"{change.text}: numbers of {role} beyond its range became NaN or infinite")
     q, k, v = tensors["q"], tensors["k"], tensors["v"]
@@ -102,6 +113,17 @@ def changed(
     if kept:
         made = replace(made, mask=made.mask.also(_cache(problem, made, kept, selection)))
     return made, said
+
+
+def _real(problem: Problem, role: str) -> torch.Tensor:
+    """Which places of a tensor's sequence are no padding, bool (B, 1, S, 1)."""
+    mask, sizes = problem.mask, problem.sizes
+    batches = range(sizes.batch)
+    if role == "q":
+        rows = [np.arange(sizes.q_len) < mask.real_queries(batch) for batch in batches]
+    else:
+        rows = [mask.real_keys(batch) for batch in batches]
+    return torch.from_numpy(np.stack(rows))[:, None, :, None]
 
 
 def _cache(problem: Problem, made: Problem, kept: Mapping[str, int], chosen: Selection) -> KeptKeys:

@@ -58,6 +58,14 @@ class Broken:
         more = self.count - len(self.first)
         return f"{named} and {more} more" if more else named
 
+    @property
+    def entry(self) -> str:
+        """Where it enters, and how much there is."""
+        counts = {"NaN": self.nan, "inf": self.count - self.nan}
+        kinds = [name for name, count in counts.items() if count]
+        verb = "enters" if len(kinds) == 1 else "enter"
+        return f"{' and '.join(kinds)} {verb} at {self.places} ({self.kinds})"
+
 
 def find_broken(tensor: torch.Tensor, role: str) -> Broken | None:
     """What is not finite in a tensor (…, S, d) of any real dtype; None for nothing."""
@@ -82,15 +90,15 @@ def find_broken(tensor: torch.Tensor, role: str) -> Broken | None:
     return Broken(role, nan, posinf, neginf, tuple(sorted(first)[:_NAMED]), rows)
 
 
-def refuse_nonfinite(tensor: torch.Tensor, role: str) -> None:
+_CARRY_ON = "«allow_nonfinite» carries on with IEEE arithmetic and counts the rows it reaches"
+
+
+def refuse_nonfinite(tensor: torch.Tensor, role: str, advice: str = _CARRY_ON) -> None:
     """Raise DataError with counts and first indices where a tensor holds NaN or inf."""
     found = find_broken(tensor, role)
     if found is not None:
-        raise DataError(
-            role,
-            f"expected finite values, got {found.count} NaN or inf, the first at {found.first[0]}",
-            "«allow_nonfinite» carries on with IEEE arithmetic and counts the rows it reaches",
-        )
+        got = f"{found.count} NaN or inf, the first at {found.first[0]}"
+        raise DataError(role, f"expected finite values, got {got}", advice)
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
@@ -146,7 +154,7 @@ def origins(products: Products, v: torch.Tensor | None) -> list[str]:
         reached = list(_reached(found.rows, products.mask, role == "q"))
         count = sum(int(rows.sum()) * times for _, _, rows, times in reached)
         of = "output" if role == "v" else "scores"
-        said.append(f"{_entry(found)}; {count} of {_rows(products.mask)} rows of {of} affected")
+        said.append(f"{found.entry}; {count} of {_rows(products.mask)} rows of {of} affected")
         if role != "v" and not found.nan and count:
             batch, head, rows, _ = next(each for each in reached if each[2].any())
             said[-1] += _first_nan(products, batch, head, int(rows.argmax()))
@@ -163,15 +171,7 @@ def origin_of_weights(weights: torch.Tensor, mask: Mask) -> list[str]:
         if row < mask.real_queries(batch):
             seen = _seen_by(mask.head(batch, head), row)
             count += not bool(torch.isfinite(weights[batch, head, row].cpu()[seen]).all())
-    return [f"{_entry(found)}; {count} of {_rows(mask)} rows affected"]
-
-
-def _entry(found: Broken) -> str:
-    """Where it enters, and how much there is."""
-    counts = {"NaN": found.nan, "inf": found.count - found.nan}
-    kinds = [name for name, count in counts.items() if count]
-    verb = "enters" if len(kinds) == 1 else "enter"
-    return f"{' and '.join(kinds)} {verb} at {found.places} ({found.kinds})"
+    return [f"{found.entry}; {count} of {_rows(mask)} rows affected"]
 
 
 def _rows(mask: Mask) -> int:
@@ -236,22 +236,25 @@ def _first_nan(products: Products, batch: int, head: int, row: int) -> str:
 
 
 # Cells that are looked at for one that overflows.
-_MOST_CELLS = 1 << 26
+MOST_CELLS = 1 << 26
 # What a row counts for at least, since each takes some calls.
 _FEWEST_CELLS = 1 << 12
 
 
-def first_overflow(products: Products) -> tuple[int, int, int] | None:
-    """Batch, head and query of the first logit of finite Q and K that overflows; None for none.
+def first_overflow(products: Products) -> tuple[tuple[int, int, int] | None, bool]:
+    """Where a logit of finite Q and K overflows first, and whether all were looked at.
 
-    Queries of which a bound says that it cannot are not looked at: |q·k| ≤ d_k·max|q|·max|k|.
+    Queries of which a bound says that it cannot are not: |q·k| ≤ d_k·max|q|·max|k|.
+
+    Returns:
+        Batch, head and query, None for none; and False where `MOST_CELLS` were not enough to tell.
     """
     limit = torch.finfo(products.dtype).max
     largest = [_largest(tensor) for tensor in (products.q, products.k)]
     factor = max(map(abs, products.factors), default=0.0)
     if products.q.shape[-1] * largest[0] * largest[1] * factor < limit / 2:
-        return None
-    left = _MOST_CELLS
+        return None, True
+    left = MOST_CELLS
     for batch, head in np.ndindex(*products.q.shape[:2]):
         view, factor = products.mask.head(batch, head), abs(products.factors[head])
         keys = products.k[batch, products.shared(head)].detach().to(torch.float64).T / largest[1]
@@ -262,13 +265,13 @@ def first_overflow(products: Products) -> tuple[int, int, int] | None:
         suspects = torch.nonzero(at_most.nan_to_num(0.0, 0.0) >= bound)[:, 0].tolist()
         for row in suspects:
             if left <= 0:
-                return None
+                return None, False
             left -= max(keys.shape[1], _FEWEST_CELLS)
             found = (queries[row].to(torch.float64) / largest[0]) @ keys  # (S_k,)
             beyond = (found.abs() >= bound) & torch.isfinite(found)
             if bool((beyond.cpu() & _seen_by(view, row)).any()):
-                return batch, head, row
-    return None
+                return (batch, head, row), True
+    return None, True
 
 
 def _largest(tensor: torch.Tensor) -> float:

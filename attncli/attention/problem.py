@@ -13,7 +13,13 @@ import torch
 
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask, head_masks
-from attncli.attention.nonfinite import Products, first_overflow, origins, refuse_nonfinite
+from attncli.attention.nonfinite import (
+    MOST_CELLS,
+    Products,
+    first_overflow,
+    origins,
+    refuse_nonfinite,
+)
 from attncli.attention.options import (
     AttentionOptions,
     Layout,
@@ -255,13 +261,14 @@ def score_warnings(problem: Problem) -> list[str]:
 
 
 def _overflow(products: Products, stage: str) -> list[str]:
-    found = first_overflow(products)
-    if found is None:
-        return []
-    batch, head, query = found
+    found, is_sure = first_overflow(products)
     name = str(products.dtype).removeprefix("torch.")
-    where = f"first at query {query} of batch {batch}, head {head}"
     advice = "; «precision=float64» holds more" if products.dtype != torch.float64 else ""
+    if found is None:
+        few = f"some {MOST_CELLS:,} cells that could were looked at, and none does"
+        return [] if is_sure else [f"{stage} may overflow {name}: {few}{advice}"]
+    batch, head, query = found
+    where = f"first at query {query} of batch {batch}, head {head}"
     return [f"{stage} overflow {name}, {where}{advice}"]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext, redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from rich.console import RenderableType
@@ -25,12 +27,32 @@ from attncli.recording.recorder import CapturedGroup
 from attncli.report import Format
 from attncli.report.printer import Printer
 from attncli.report.table import record_table
+from attncli.signals import undoing
 
 COLUMNS = columns_of(CapturedGroup)
 # Lists longer than this are counted in tables.
 _LISTED = 4
 
 
+@contextmanager
+def _no_empty_cache() -> Iterator[None]:
+    """Take back the folder for compiled models that torch makes in passing, if it stayed empty."""
+    folder, pattern = Path(gettempdir()), "torchinductor_*"
+    before = set(folder.glob(pattern))
+
+    def remove() -> None:
+        for path in set(folder.glob(pattern)) - before:
+            with suppress(OSError):
+                path.rmdir()
+
+    with undoing(remove):
+        try:
+            yield
+        finally:
+            remove()
+
+
+@_no_empty_cache()
 def run(options: CaptureOptions, output: PrintOptions) -> None:
     """Capture, print, and fail if it is asked for and the self-check does.
 

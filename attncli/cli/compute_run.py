@@ -81,11 +81,11 @@ def run(
             maps = heat_maps(asked, options, output, printer)
             printer.write(printer.rendered(part) for part in maps)
         else:
-            printer.write(_cells(asked, output.format))
+            printer.write(_cells(asked, output.format), output.format)
         return
     results = _gather(asked, options, printer, options.max_values)
     if output.format is Format.JSON:
-        printer.write(_document(asked, results, options, output, printer))
+        printer.write(_document(asked, results, options, output, printer), output.format)
     else:
         printer.show(*_all_tables(asked, results, options, output, printer))
 

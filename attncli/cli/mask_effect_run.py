@@ -16,6 +16,7 @@ from attncli.analysis.options import AttentionWords
 from attncli.analysis.pictures import MOST_CELLS
 from attncli.analysis.problems import checked_problem
 from attncli.attention.masks.build import as_rank_4
+from attncli.attention.nonfinite import refuse_nonfinite
 from attncli.attention.problem import Problem
 from attncli.attention.sizes import PACKED
 from attncli.cli.commands import MaskOptions, PlotOptions
@@ -63,6 +64,10 @@ def _problem(prepared: Prepared) -> Problem:
     """Q and K of the files, with the options that shaped the mask."""
     options, named = prepared.options, prepared.inputs.groups[0]  # --effect takes files
     group = read_group(replace(named, roles={role: named.roles[role] for role in ("q", "k")}))
+    for role, tensor in group.tensors.items():
+        # Without the mask every row would see what is broken, and there is nothing to compare.
+        advice = "`attncli entropy --allow-nonfinite` tells which rows they reach under the mask"
+        refuse_nonfinite(tensor, f"{role} ({group.described[role]['source']})", advice)
     kv_heads = None
     if options.layout in PACKED and options.heads is not None:
         q_width, k_width = (group.tensors[role].shape[-1] for role in ("q", "k"))

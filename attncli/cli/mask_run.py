@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import RenderableType
 
 from attncli.analysis import mask as analysis
@@ -22,7 +24,7 @@ from attncli.analysis.options import AttentionWords, several
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.compare import Cell, Leak, compare, difference_maps, differing_cells
-from attncli.attention.masks.mask import Mask
+from attncli.attention.masks.mask import BLOCK_CELLS, HeadMask, Mask
 from attncli.attention.masks.span_audit import audit_spans
 from attncli.attention.options import Layout
 from attncli.cli.commands import MaskOptions, PlotOptions
@@ -410,8 +412,15 @@ def _records(prepared: Prepared) -> Iterator[Record]:
         if prepared.output.format is Format.JSON and too_many:
             record |= {"values": None, "values_omitted": True}
         elif prepared.output.format is Format.JSON:
-            record["values"] = mask.head(counted.batch or 0, counted.head or 0).cells(slice(None))
+            record["values"] = list(_rows(mask.head(counted.batch or 0, counted.head or 0)))
         yield record
+
+
+def _rows(view: HeadMask) -> Iterator[NDArray[np.bool_]]:
+    """Booleans (S_k,) of each query, made of a few at a time, so that a signal is heard soon."""
+    q_len, step = view.mask.sizes.q_len, max(1, BLOCK_CELLS // max(1, view.k_len))
+    for start in range(0, q_len, step):
+        yield from np.asarray(view.cells(slice(start, min(start + step, q_len))))
 
 
 def _unused(options: MaskOptions, words: AttentionWords) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from attncli import ranks
 from attncli.analysis.options import defaults_of, several
 from attncli.cli.commands import OutputOptions, PlotOptions, PrintOptions
-from attncli.cli.failures import tell
+from attncli.cli.failures import abandon_stdout, tell
 from attncli.columns import Column
 from attncli.errors import (
     AttncliError,
@@ -130,7 +130,10 @@ def write_result(
         wrap: makes `data` of the JSON document of the gathered records.
         above: what stands above a table of columns that were chosen.
 
+    Where the reader of standard output goes, what a picture is drawn from is computed all the same.
+
     Raises:
+        BrokenPipeError: the reader has gone, and nothing is to be drawn.
         UsageError: a column that records do not have.
     """
     form, chosen = output.format, _chosen(output.columns, columns)
@@ -139,22 +142,30 @@ def write_result(
             pass
         return
     keys = [column.key for column in chosen]
-    if form is Format.NDJSON and output.columns is not None:
-        printer.write(ndjson({key: record[key] for key in keys} for record in records))
-    elif form is Format.NDJSON:
-        printer.write(ndjson(records))
-    elif form is Format.CSV:
-        printer.write(csv_lines(keys, records))
-    elif form is Format.JSON:
-        data = wrap(list(records))
-        printer.write(
-            document(command, inputs=inputs, params=params, warnings=printer.warned, data=data)
-        )
-    elif output.columns is not None:
-        named = [replace(one, heading=one.heading or one.key) for one in chosen]
-        printer.show(*above, record_table(named, list(records), printer, digits=output.digits))
-    else:
-        printer.show(*show(list(records)))
+    try:
+        if form is Format.NDJSON and output.columns is not None:
+            printer.write(ndjson({key: record[key] for key in keys} for record in records), form)
+        elif form is Format.NDJSON:
+            printer.write(ndjson(records), form)
+        elif form is Format.CSV:
+            printer.write(csv_lines(keys, records), form)
+        elif form is Format.JSON:
+            data = wrap(list(records))
+            printer.write(
+                document(command, inputs=inputs, params=params, warnings=printer.warned, data=data),
+                form,
+            )
+        elif output.columns is not None:
+            named = [replace(one, heading=one.heading or one.key) for one in chosen]
+            printer.show(*above, record_table(named, list(records), printer, digits=output.digits))
+        else:
+            printer.show(*show(list(records)))
+    except BrokenPipeError:
+        if not (isinstance(output, PlotOptions) and output.plot is not None):
+            raise
+        abandon_stdout()
+        for _ in records:
+            pass
 
 
 def leave_out(printer: Printer, faults: Sequence[AttncliError]) -> None:

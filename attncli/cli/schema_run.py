@@ -10,6 +10,7 @@ from attncli.cli.documents import DOCUMENTS
 from attncli.columns import Column
 from attncli.errors import UsageError, nearest
 from attncli.files.target import require_target
+from attncli.report import Format
 from attncli.report.printer import Printer, schema_name
 from attncli.report.schema import schema_of_document, schema_of_record
 from attncli.report.table import record_table
@@ -38,7 +39,7 @@ def run(options: SchemaOptions) -> None:
     else:
         record = _known(options.record, document.records, "RECORD")
         schema = schema_of_record(document, record)
-    printer.write([json.dumps(schema, ensure_ascii=False, indent=2), "\n"])
+    printer.write([json.dumps(schema, ensure_ascii=False, indent=2), "\n"], Format.JSON)
 
 
 def _listed() -> list[dict[str, str]]:

@@ -49,13 +49,39 @@ class Batch:
         return self.makers[folder](mode)
 
     def appear(self) -> None:
-        """Rename the files, one right after the other."""
-        with held_back():
+        """Rename the files, one right after the other; where one cannot be, none stays renamed."""
+        with held_back(), ExitStack() as back:
             for target, path, real in self.moves:
                 with told(target):
+                    kept = self._kept(real) if len(self.moves) > 1 else None
                     path.replace(real)
+                back.callback(_put_back, real, kept)
+            back.pop_all()
         for note in self.notes:
             note()
+
+    def _kept(self, real: Path) -> Path | None:
+        """Another name of the file that is there, itself where there is none; None without a name.
+
+        Without hard links, or room for one, the old file cannot be put back.
+        """
+        if not real.exists():
+            return real
+        with suppress(OSError):
+            other = self.temporary(real.parent)
+            other.unlink()
+            other.hardlink_to(real)
+            return other
+        return None
+
+
+def _put_back(real: Path, kept: Path | None) -> None:
+    """Give a place the file that it had, or none."""
+    with suppress(OSError):
+        if kept == real:
+            real.unlink()
+        elif kept is not None:
+            kept.replace(real)
 
 
 _BATCH: ContextVar[Batch | None] = ContextVar("_BATCH", default=None)

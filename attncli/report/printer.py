@@ -30,7 +30,7 @@ from attncli import __version__
 from attncli.errors import on_command_line, printable
 from attncli.files.target import once_there
 from attncli.files.writer import write_text
-from attncli.report import FALLBACKS, Color
+from attncli.report import FALLBACKS, Color, Format
 
 # Off a terminal nothing is cut: wider than any table, and higher, since rich wants both.
 UNLIMITED = 1_000_000
@@ -94,11 +94,11 @@ class Printer:
         if not self.quiet:
             self._to_stderr(f"attncli: {message}")
 
-    def write(self, chunks: Iterable[str]) -> None:
+    def write(self, chunks: Iterable[str], form: Format = Format.TABLE) -> None:
         """Write text to the target: a file appears whole or not at all."""
         if self.target == "-":
             for chunk in chunks:
-                sys.stdout.write(encodable(chunk, sys.stdout))
+                sys.stdout.write(encodable(chunk, sys.stdout, form))
             return
         write_text(self.target, chunks)
         self.wrote(self.target)
@@ -167,12 +167,16 @@ class Printer:
         print(encodable(printable(line), sys.stderr), file=sys.stderr)
 
 
-def encodable(text: str, stream: TextIO) -> str:
-    """The text in characters that the stream can encode."""
+def encodable(text: str, stream: TextIO, form: Format = Format.TABLE) -> str:
+    """The text in characters that the stream can encode; for programs the others are escaped."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
+        if form in (Format.JSON, Format.NDJSON):
+            return "".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text)
+        if form is Format.CSV:
+            return text.encode(encoding, "backslashreplace").decode(encoding)
         plain = text.translate(FALLBACKS)
         return plain.encode(encoding, "replace").decode(encoding)
     return text
@@ -266,7 +270,9 @@ def strict(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [strict(part) for part in value]
     if isinstance(value, np.ndarray):
-        return strict(value.tolist())
+        if value.ndim > 1:  # row by row, so that a signal is heard in between
+            return [strict(row) for row in value]
+        return strict(value.tolist()) if value.dtype.kind == "f" else value.tolist()
     return value
 
 

@@ -172,6 +172,9 @@ def test_offsets_of_one_document_are_offsets() -> None:
 def test_one_list_serves_queries_and_keys_of_the_same_number(axis: str) -> None:
     mask = build(5, 5, causal=True, **{axis: edges([2, 3])})
     np.testing.assert_array_equal(cells(mask), blocks([2, 3], [2, 3], 0, causal=True))
+    with pytest.raises(UsageError) as caught:
+        build(5, 5, **{axis: edges([2, 2])})
+    assert caught.value.where == f"«{axis}»"
     assert mask.offset is not None
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_problems import masks, positional_options, tensors
 
+from attncli.attention import nonfinite
 from attncli.attention.nonfinite import find_broken, rows_that_see
 from attncli.attention.options import AttentionOptions, Precision, Stage
 from attncli.attention.problem import Problem, make_problem, score_warnings
@@ -193,6 +194,15 @@ def test_sums_of_products_overflow_too() -> None:
     q[1, 0] = NAN
     beside = let_through(q, k, precision="float32", scale=1.0)
     assert any("scaled scores overflow float32" in said for said in beside.warnings)
+
+
+def test_a_search_for_overflow_that_gives_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each query might overflow by its size alone, and none does."""
+    q, k = torch.tensor([[1e20, 0.0]] * 3), torch.tensor([[0.0, 1e20]] * 3)
+    assert let_through(q, k, precision="float32").warnings == ()
+    monkeypatch.setattr(nonfinite, "MOST_CELLS", 1)
+    (said,) = let_through(q, k, precision="float32").warnings
+    assert said.startswith("scaled scores may overflow float32: ")
 
 
 def test_hidden_cells_overflow_for_nobody() -> None:

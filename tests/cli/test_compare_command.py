@@ -123,6 +123,32 @@ def test_integers_are_rounded_by_the_largest_of_what_shares_a_scale(
         assert one["output_rel_error"] == pytest.approx(other["output_rel_error"], rel=1e-6)
 
 
+def test_padding_has_no_say_in_a_scale(run: Run, files: Path, tensors: Tensors) -> None:
+    del files
+    given = ("--q", "q.npy", "--v", "v.npy", "--key-lengths", "2", "--what-if", "k-dtype=int8")
+    alone = records(run, *given, "--k", "k.npy")
+    padded = tensors["k"].copy()
+    padded[:, :, 2:] = 1e6
+    np.save("padded.npy", padded)
+    assert records(run, *given, "--k", "padded.npy") == alone
+
+
+def test_a_logit_of_minus_infinity_hides_a_key_of_a(run: Run, files: Path) -> None:
+    del files
+    a, b = np.ones((2, 2, 4, 4)), np.ones((2, 2, 4, 4))
+    b[:, :, 1, 0] = -np.inf
+    np.save("a.npy", a)
+    np.save("b.npy", b)
+    given = ("--q", "a.npy", "--k", "a.npy", "--other-k", "b.npy", "--allow-nonfinite")
+    for one in records(run, *given):
+        assert (one["infinite_kl_rows"], one["kl_nats_max"]) == (4, None)
+        assert one["mass_lost_mean"] == pytest.approx(1 / 4)
+    back = ("--q", "a.npy", "--k", "b.npy", "--other-k", "a.npy", "--allow-nonfinite")
+    for one in records(run, *back):
+        assert one["infinite_kl_rows"] == 0
+        assert one["kl_nats_mean"] == pytest.approx(math.log(4 / 3))
+
+
 def test_values_alone_change_the_output_alone(run: Run, files: Path) -> None:
     del files
     for change in ("v-dtype=float8_e4m3fn:token", "v-dtype=bfloat16"):

@@ -207,6 +207,24 @@ def test_a_reader_that_has_gone_is_no_failure(files: Path, line: str) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "entropy --q-len 900 --k-len 9 --per-row -f csv",
+        "compare --q-len 900 --k-len 9 --what-if scale=1 --per-row",
+        "variance --dk 1:400 --samples 10 -f ndjson",
+    ],
+)
+def test_a_reader_that_has_gone_takes_no_picture_along(files: Path, line: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = [*PROGRAM, *line.split(), "--plot", "x.svg"]
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"attncli: wrote x.svg\n")
+    assert Path("x.svg").read_text().endswith("</svg>\n")
+
+
 def test_interrupt(files: Path) -> None:
     lengths = ["--q-len", "30000", "--k-len", "30000"]
     running = subprocess.Popen(

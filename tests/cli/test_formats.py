@@ -6,6 +6,9 @@ import csv
 import io
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,22 @@ def test_every_format_says_the_same(run: Run, files: Path, precision: str) -> No
     for row, (*place, value) in zip(rows[1:], expected, strict=True):
         assert row[:5] == list(map(str, place))
         assert row[5] == ("-inf" if value is None else repr(value))
+
+
+def test_nothing_is_lost_where_letters_cannot_be_encoded(files: Path) -> None:
+    Path("q.npy").rename("é.npy")
+    encoding = os.environ | {"PYTHONIOENCODING": "ascii"}
+    printed = {
+        form: subprocess.run(
+            [sys.executable, "-m", "attncli", "inspect", "é.npy", "-f", form],
+            env=encoding,
+            capture_output=True,
+            check=True,
+        ).stdout.decode("ascii")
+        for form in ("json", "csv")
+    }
+    assert json.loads(printed["json"])["data"][0]["source"] == "é.npy"
+    assert "\n\\xe9.npy,," in printed["csv"]
 
 
 def test_float32_prints_its_own_shortest_digits(run: Run, files: Path) -> None:

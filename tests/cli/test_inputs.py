@@ -668,6 +668,20 @@ def test_a_bias_that_does_not_fit_is_refused(run: Run, files: Path) -> None:
     assert "--bk: expected (6,) like the columns of --wk, got (8,)" in outcome.stderr
 
 
+def test_nan_is_traced_to_what_it_is_projected_from(run: Run, files: Path) -> None:
+    x, bias = np.ones((5, 8)), np.zeros(6)
+    x[2, 3], bias[1] = np.nan, np.inf
+    np.save("x.npy", x)
+    np.save("b.npy", bias)
+    np.save("w.npy", np.ones((8, 6)))
+    given = ("entropy", "--x", "x.npy", "--wq", "w.npy", "--wk", "w.npy", "--bk", "b.npy")
+    refused = run(*given, code=1).stderr
+    assert "--x (x.npy): expected finite values, got 1 NaN or inf, the first at (2, 3)" in refused
+    said = run(*given, "--allow-nonfinite").stderr
+    assert "NaN enters at x[2, 3] (1 NaN), before the projection" in said
+    assert "inf enters at bk[0, 1] (1 inf), before the projection" in said
+
+
 def test_random_tensors_are_the_documented_draws(run: Run) -> None:
     sizes = ("--batch", 2, "--heads", 4, "--kv-heads", 2, "--q-len", 3, "--k-len", 5)
     found = run("compute", *sizes, "--dk", 6, "--dv", 7, "--seed", 11, "-f", "json").json

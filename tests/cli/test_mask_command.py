@@ -86,6 +86,12 @@ def test_a_mask_file_is_described(run: Any, mask: Any, described: str) -> None:
     assert record["description"].startswith(described)
 
 
+def test_of_no_heads_nothing_is_recognised(run: Any) -> None:
+    assert "\nno heads\n" in run("--attn-mask m.npy", m=np.ones((0, S, S), bool)).out
+    document = run("--attn-mask m.npy -f json").document
+    assert (document["data"], document["params"]["recognised"]) == ([], None)
+
+
 def test_an_inverted_mask_is_loud(run: Any) -> None:
     table = run("--attn-mask m.npy", m=~CAUSAL)
     assert table.told.startswith("PROBABLY INVERTED: causal")
@@ -377,7 +383,8 @@ def test_queries_that_are_not_finite_stop_the_effect(run: Any) -> None:
     ran = run("q.npy k.npy --effect --causal", q=q, k=np.ones((S, 4)))
     assert ran.code == 1
     assert (
-        "q (q.npy): expected finite values, got 1 NaN or inf, the first at (0, 0, 1, 2)" in ran.err
+        "q (q.npy): expected finite values, got 1 NaN or inf, the first at (1, 2)\n"
+        "  `attncli entropy --allow-nonfinite` tells which rows they reach" in ran.err
     )
     ran = run("--scores s.npy --causal", s=np.full((S, S), np.nan))
     assert ran.code == 1

@@ -251,6 +251,21 @@ def test_a_place_that_is_taken_meanwhile(tmp_path: Path) -> None:
     assert left_in(tmp_path) == ["a.txt"]
 
 
+@pytest.mark.parametrize("old", ["old", None])
+def test_where_one_cannot_be_renamed_the_others_are_put_back(
+    tmp_path: Path, old: str | None
+) -> None:
+    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
+    if old is not None:
+        first.write_text(old)
+    with pytest.raises(DataError, match="Is a directory"), together():  # noqa: PT012 - likewise
+        write_text(str(first), ["a"])
+        write_text(str(second), ["b"])
+        second.mkdir()
+    assert left_in(tmp_path) == (["a.txt", "b.txt"] if old else ["b.txt"])
+    assert old is None or first.read_text() == old
+
+
 def test_of_two_writers_the_last_one_wins(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     with atomic_path(target) as first:

@@ -132,11 +132,6 @@ def content_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-def left_in(folder: Path) -> list[str]:
-    """What a run has left in the folder for temporary files, torch's own cache aside."""
-    return [name for name in content_of(folder) if not name.startswith("torchinductor_")]
-
-
 class Bench:
     """Where runs are made, and what whole ones write."""
 
@@ -179,7 +174,7 @@ class Bench:
         running = self.start(case, WAYS[0], place)
         _, said = running.communicate(timeout=300)
         assert running.returncode == 0, (case.line, said)
-        assert not left_in(place / "tmp"), case.line
+        assert not content_of(place / "tmp"), case.line
         return Whole(time.monotonic() - began, content_of(place / "work"))
 
     def run(self, number: int, case: Case, rng: random.Random) -> Ended:
@@ -259,8 +254,8 @@ class Bench:
             ended.faults.append(f"left {wrong}")
         if code == 0 and left != whole:
             ended.faults.append("exit code 0 without all of its files")
-        if left_in(place / "tmp"):
-            ended.faults.append(f"temporary files {left_in(place / 'tmp')}")
+        if left := sorted(content_of(place / "tmp")):
+            ended.faults.append(f"temporary files {left}")
         return ended
 
 

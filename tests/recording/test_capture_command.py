@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +77,21 @@ def test_a_text_is_captured_with_its_tokens(mistral: Path, run: Run, tmp_path: P
     assert "the    cat    sat     on      a    mat" in shown.stdout
     for command in ("entropy", "variance", "mask"):
         assert run(command, bundle).stderr == ""
+
+
+def test_nothing_stays_in_the_folder_for_temporary_files(mistral: Path, tmp_path: Path) -> None:
+    """In a process of its own: torch makes its folder once."""
+    (tmp_path / "tmp").mkdir()
+    np.save(tmp_path / "ids.npy", np.array([4, 5, 6]))
+    subprocess.run(
+        [*(sys.executable, "-m", "attncli", "capture"), mistral, "--ids", "ids.npy", "-o", "o.st"],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
+        capture_output=True,
+        check=True,
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ids.npy", "o.st", "tmp"]
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_what_is_printed_for_programs(mistral: Path, run: Run, tmp_path: Path) -> None:

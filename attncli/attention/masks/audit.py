@@ -231,7 +231,7 @@ def recognise_mask(mask: Mask) -> MaskRecognition:
     parts = tuple((batch, head, recognise(view)) for batch, head, view in distinct_heads(mask))
     found = [part for _, _, part in parts]
     if not found:
-        return MaskRecognition(description="full", options={}, parts=())
+        return MaskRecognition(description="no heads", options=None, parts=())
     built = [part.buildable for part in found]
     if len({head for _, head, _ in parts}) == 1:
         joint, told = _joint(found, built), _joint(found, [part.pattern for part in found])

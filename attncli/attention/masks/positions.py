@@ -147,10 +147,10 @@ def packed_lengths(
                 "got none",
                 f"one {noun} of each document: «cu_seqlens_{missing}={one_each}»" if fits else "",
             )
-        given[missing] = there
     counts: dict[str, NDArray[np.int64]] = {}
     for axis, edges in given.items():
-        assert edges is not None  # the one missing is that of the other axis
+        if edges is None:
+            continue
         where, cumulative = f"«cu_seqlens_{axis}»", np.atleast_1d(edges)
         if cumulative.dtype.kind not in "iu" or cumulative.ndim > 1:
             got = f"{cumulative.dtype} of shape {cumulative.shape}"
@@ -161,6 +161,9 @@ def packed_lengths(
             expected = f"numbers that ascend from 0 to S_{axis}={lengths[axis]}"
             got = ",".join(map(str, cumulative[:8].tolist())) + ",…" * (len(cumulative) > 8)
             raise UsageError(where, f"expected {expected}, got {got}")
+    if missing is not None:  # the documents of the other axis are its own
+        (only,) = counts.values()
+        return only, only
     if len(counts["q"]) != len(counts["k"]):
         raise UsageError(
             "«cu_seqlens_q»",

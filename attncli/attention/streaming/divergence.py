@@ -215,6 +215,9 @@ def _sums_of_block(
     alike = all(group.by_interval for group in groups) and torch.equal(
         *(group.bounds[:, some] for group in groups)
     )
+    gone = None if alike else -math.inf
+    if any(group.may_overflow for group in groups):
+        gone = torch.finfo(groups[0].dtype).min  # as `mark_seen` writes −∞ that is no hidden key
     for tiles in zip(*(block.tiles for block in blocks), strict=True):
         logits = []
         for at, tile in enumerate(tiles):
@@ -223,14 +226,14 @@ def _sums_of_block(
             score_tile(group, block, tile, queries[at], factors[at], logit, own)
             mark_seen(group, block, tile, rows[at], logit)
             logits.append(logit)
-        sums += _divergences(logits, offsets, work.room, hides=not alike)
+        sums += _divergences(logits, offsets, work.room, gone)
     if any(group.sinks is not None for group in groups):
         outcome = [
             offset * 0 + (-torch.inf if group.sinks is None else group.sinks[..., None])
             for group, offset in zip(groups, offsets, strict=True)
         ]  # (G, rows, 1)
         room = outcome[0].new_empty(4 * outcome[0].numel())
-        sums[:3] += _divergences(outcome, offsets, room, hides=False)[:3]
+        sums[:3] += _divergences(outcome, offsets, room, None)[:3]
     return sums
 
 
@@ -238,8 +241,7 @@ def _divergences(
     logits: Sequence[torch.Tensor],
     offsets: Sequence[torch.Tensor],
     room: torch.Tensor,
-    *,
-    hides: bool,
+    gone: float | None,
 ) -> torch.Tensor:
     """What the cells of some rows add to KL, JS, TV, to what is lost and to the keys that lose it.
 
@@ -247,7 +249,8 @@ def _divergences(
         logits: (G, rows, keys) of both sides, −inf where a key is hidden; overwritten.
         offsets: float64 (G, rows, 1), their log-sum-exp over all outcomes.
         room: flat, scratch for four times the cells that are looked at together.
-        hides: whether B may hide keys that A sees.
+        gone: logits from here on down weigh nothing beside others; None where B has none that A
+            has not.
 
     Returns:
         Float64 (5, G, rows).
@@ -259,7 +262,7 @@ def _divergences(
     for start in range(0, heads * rows, step):
         a, b, *sums = (part[start : start + step] for part in flat)
         spare = room[: 4 * a.numel()].view(4, *a.shape)
-        _add_cells(found[:, start : start + step], (a, b), sums, spare, hides=hides)
+        _add_cells(found[:, start : start + step], (a, b), sums, spare, gone)
     return found.view(5, heads, rows)
 
 
@@ -268,14 +271,13 @@ def _add_cells(
     logits: Sequence[torch.Tensor],
     offsets: Sequence[torch.Tensor],
     spare: torch.Tensor,
-    *,
-    hides: bool,
+    gone: float | None,
 ) -> None:
     """The same of a few rows, (rows, keys), which stay in the cache; all passes over them count."""
     (a, b), dtype = logits, logits[0].dtype
     delta, distance, product, odd = spare
-    if hides:
-        gone = (torch.isneginf(b) & ~torch.isneginf(a)).to(dtype)
+    if gone is not None:
+        lost = _weightless(b, offsets[1], gone) & ~_weightless(a, offsets[0], gone)
     # Of nearly equal logits the difference has digits that those of two logarithms have not.
     torch.sub(b.clamp_(min=-_FAR), a.clamp_(min=-_FAR), out=delta)
     delta.sub_((offsets[1] - offsets[0]).to(dtype))
@@ -295,9 +297,15 @@ def _add_cells(
     found[0] -= kl
     found[1] -= js / 2
     found[2] -= tv / 2
-    if hides:
-        found[3] += _dot(larger, gone)
-        found[4] += gone.sum(-1)
+    if gone is not None:
+        found[3] += _dot(larger, lost.to(dtype))
+        found[4] += lost.sum(-1)
+
+
+def _weightless(logits: torch.Tensor, offsets: torch.Tensor, least: float) -> torch.Tensor:
+    """Which keys a row hides, or gives −∞ beside others that it does not, bool (rows, keys)."""
+    hidden = torch.isneginf(logits)
+    return hidden if least == -math.inf else hidden | ((logits <= least) & (offsets > least / 2))
 
 
 def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
