@@ -379,6 +379,17 @@ def joined() -> Iterator[None]:
     _TEAM.agree()
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Share nothing that is done within: the others have left it to this rank."""
+    global _TEAM
+    team, _TEAM = _TEAM, None
+    try:
+        yield
+    finally:
+        _TEAM = team
+
+
 def failed(error: AttncliError) -> AttncliError | None:
     """What this process is to say of a failure; None for nothing, where rank 0 says it."""
     return error if _TEAM is None else _TEAM.fail(error)

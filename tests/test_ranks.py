@@ -17,6 +17,8 @@ import pytest
 from conftest import SAMPLES, Run
 
 from attncli import ranks
+from attncli.attention import stages
+from attncli.attention.check import variant
 
 SERVER = Path(__file__).with_name("ranks_server.py")
 # What one rank does in the place of its first exchange.
@@ -106,15 +108,14 @@ def assert_same(found: dict[str, Any], alone: Any) -> None:
     assert found["err"] == [alone.stderr, *[""] * (len(found["codes"]) - 1)]
 
 
-@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize(
-    "words",
+    ("words", "count"),
     [
-        "--causal -f json",
-        "--per-row --precision float32 --head-index 0,2 -f csv",
-        "--causal --left-window 300 --per-key --precision float32 -f csv",
-        "--sample-rows 700 -f ndjson",
-        "--compare-scale",
+        ("--causal -f json", 2),
+        ("--per-row --precision float32 --head-index 0,2 -f csv", 3),
+        ("--causal --left-window 300 --per-key --precision float32 -f csv", 3),
+        ("--sample-rows 700 --precision float32 -f ndjson", 2),
+        ("--compare-scale --precision float32", 2),
     ],
 )
 def test_entropy_is_that_of_one_process(
@@ -124,20 +125,59 @@ def test_entropy_is_that_of_one_process(
     assert_same(in_ranks(*arguments, count=count), run(*arguments))
 
 
-@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize(
-    "words",
+    ("words", "count"),
     [
-        "variance b.npz --causal -f json",
-        "compare b.npz --causal --what-if left-window=300 --what-if k-dtype=int8 -f json",
-        "compare b.npz --what-if scale=0.3 --per-row --precision float32 -f csv",
-        "compare b.npz --what-if softcap=5 --worst --fail-on kl=100",
+        ("variance b.npz b.npz --causal -f json", 3),
+        ("compare b.npz --causal --what-if left-window=300 --what-if k-dtype=int8 -f json", 2),
+        (
+            "compare b.npz --what-if softcap=5 --per-row --precision float32 --head-index 1 -f csv",
+            3,
+        ),
     ],
 )
 def test_the_other_commands_likewise(
     bundle: str, in_ranks: InRanks, run: Run, words: str, count: int
 ) -> None:
     assert_same(in_ranks(*words.split(), count=count), run(*words.split()))
+
+
+SMALL_BLOCKS = """
+from attncli.attention import stages
+from attncli.attention.check import variant
+stages.BLOCK_CELLS = variant.BLOCK_CELLS = 200
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("check s.npz --actual-output right.npz -f json", 0),
+        ("check s.npz --scale 1 --actual-output right.npz", 3),
+        ("check s.npz --actual-output right.npz --pair wrong.npz", 3),
+        ("compute s.npz --causal --save all.safetensors -f json", 0),
+        ("compute s.npz --save all.npz --explain --format json", 0),
+    ],
+)
+def test_blocks_of_check_and_compute(
+    in_ranks: InRanks,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    code: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in (stages, variant):
+        monkeypatch.setattr(module, "BLOCK_CELLS", 200)
+    rng = np.random.default_rng(0)
+    np.savez("s.npz", **{name: rng.standard_normal((2, 2, 20, 16)) for name in "qkv"})
+    for name, scale in ("right", "0.25"), ("wrong", "1"):
+        run("compute", "s.npz", "--stage", "output", "--save", f"{name}.npz", "--scale", scale)
+    alone = run(*words.split(), code=code)
+    by_one = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert_same(in_ranks(*words.split(), count=2, before=SMALL_BLOCKS), alone)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == by_one
 
 
 def test_groups_with_tokens(in_ranks: InRanks, run: Run) -> None:

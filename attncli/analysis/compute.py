@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from operator import itemgetter
 
+from attncli import ranks
 from attncli.analysis.options import stages_named
 from attncli.attention import stages as attention_stages
 from attncli.attention.options import Stage
@@ -17,10 +20,14 @@ from attncli.attention.stages import (
     Selection,
     StageResult,
     blocks_of,
+    output_blocks,
     pool_blocks,
+    rows_of_block,
     select,
     shape_of,
+    stage_blocks,
     stages_of,
+    suits_tiles,
     visibility,
 )
 from attncli.attention.steps import OutputProjection
@@ -42,6 +49,30 @@ class StagesAsked:
         """The stages, or some of them, block by block."""
         asked = stages or self.stages
         return blocks_of(self.problem, asked, self.selection, self.output_projection)
+
+    def shared_blocks(self) -> Iterator[Block]:
+        """The blocks of all stages, those of rows shared out over the ranks; none but at rank 0."""
+        rows, problem = self.selection.rows, self.problem
+        tiles = suits_tiles(problem, self.stages, self.selection)
+        step = len(rows) if tiles else rows_of_block(problem)
+        stages = [one for one in self.stages if one.over_keys or one is Stage.OUTPUT]
+        places = list(
+            product(self.selection.batches, self.selection.heads, range(0, len(rows), step or 1))
+        )
+
+        def work(place: tuple[int, int, int], _: slice) -> list[Block]:
+            batch, head, at = place
+            some = Selection((batch,), (head,), rows[at : at + step])
+            blocks = output_blocks(problem, some) if tiles else stage_blocks(problem, stages, some)
+            return [replace(block, at=at) for block in blocks]
+
+        for blocks in ranks.in_order(
+            places if stages else [], lambda _: [1.0], work, itemgetter(0)
+        ):
+            yield from blocks
+        others = [one for one in self.stages if one not in stages]
+        if others and ranks.is_first():
+            yield from stage_blocks(problem, others, self.selection, self.output_projection)
 
     def pooled(
         self, stage: Stage, rows: int, columns: int, *, largest: bool = False, alone: int = 0
@@ -89,7 +120,7 @@ class StagesAsked:
         visible = visibility(self.problem, self.selection) if over_keys else None
         for result in over_keys:
             result.visible = visible
-        for block in self.blocks():
+        for block in self.blocks() if ranks.count() == 1 else self.shared_blocks():
             result = results[block.stage]
             result.add(block, keep=block.stage in kept, measure=measure)
             if write is not None:

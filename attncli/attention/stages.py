@@ -273,8 +273,7 @@ def stage_blocks(
         For each batch, head and run of rows a block per stage, in the order of `stages`; those
         that are not over queries and keys (q, k, v, projected) come after the others.
     """
-    mask = problem.mask_on_device()
-    step = max(1, BLOCK_CELLS // max(1, problem.sizes.k_len))
+    mask, step = problem.mask_on_device(), rows_of_block(problem)
     by_rows = [stage for stage in stages if stage.over_keys or stage is Stage.OUTPUT]
     for batch, head in itertools.product(selection.batches, selection.heads) if by_rows else ():
         inputs = _HeadInputs.of(problem, batch, head)
@@ -291,6 +290,11 @@ def stage_blocks(
         elif stage is Stage.PROJECTED:
             assert output_projection is not None  # the stage is offered only where it is given
             yield from _projected_blocks(problem, selection, mask, output_projection, step)
+
+
+def rows_of_block(problem: Problem) -> int:
+    """How many query rows of a head `stage_blocks` computes at once."""
+    return max(1, BLOCK_CELLS // max(1, problem.sizes.k_len))
 
 
 @dataclass(frozen=True, slots=True)

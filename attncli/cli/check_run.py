@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from attncli import ranks
 from attncli.analysis.attention_arguments import NONE
 from attncli.analysis.inputs import describe, read_tensor
 from attncli.analysis.options import AttentionWords, FileOptions
@@ -88,6 +89,8 @@ class _Session:
         shown = rows if rows * problem.sizes.k_len >= WORTH_WATCHING else 0
         with progress(self.printer, shown, "comparing") as tell:
             found = check(problem, shaping, candidates, **self.tolerances, tell=tell)
+        if not ranks.is_first():  # its part of the comparison is done
+            return
         hypotheses = [_hypothesis_record(one, self.verifying(one)) for one in found.hypotheses]
         tables = check_tables(found, self.verifying, self.printer, self.output.digits)
         self.draw(found.comparisons, _explaining(found))
@@ -98,16 +101,18 @@ class _Session:
         """Compare two candidates with the reference and with each other."""
         problem, shaping = self.made.problem, self.made.arguments.options
         pair = compare_pair(problem, shaping, first, second, **self.tolerances)
+        if not ranks.is_first():
+            return
         alone = {f"actual_{first.target}": names[1], "pair": None}
         commands = [partial(self.verifying, alone=each) for each in ({"pair": None}, alone)]
-        checks = [
-            Check((one,), ())
-            if one.passed
-            else check(
-                problem, shaping, [candidate], rtol=self.options.rtol, atol=self.options.atol
-            )
-            for one, candidate in ((pair.first, first), (pair.second, second))
-        ]
+        rtol, atol = self.options.rtol, self.options.atol
+        with ranks.alone():
+            checks = [
+                Check((one,), ())
+                if one.passed
+                else check(problem, shaping, [candidate], rtol=rtol, atol=atol)
+                for one, candidate in ((pair.first, first), (pair.second, second))
+            ]
         found = [one for each in checks for one in each.comparisons]
         hypotheses = [
             _hypothesis_record(one, command(one)) | {"candidate": number}

@@ -574,20 +574,21 @@ def _run(name: str, *given: Any) -> None:
     except FileNotFoundError:
         problem = "expected one that is there, got one that was deleted"
         raise DataError("working directory", problem) from None
-    if name not in SHARED and not ranks.is_first():
+    is_shared = name in SHARED or (name == "compute" and given[2].save is not None)
+    if not (is_shared or ranks.is_first()):
         return
     steps = {} if name in _LIGHT else {"refusals": name}
     with (
         import_module("attncli.files.target").together(),
-        ranks.joined() if name in SHARED else nullcontext(),
+        ranks.joined() if is_shared else nullcontext(),
     ):
         for module, work in (steps | {f"{name}_run": "run"}).items():
             getattr(import_module(f"attncli.cli.{module}"), work)(*given)
         sys.stdout.flush()  # a full disk behind it is a failure, too
 
 
-# Bodies of commands whose work ranks share.
-SHARED = ("audit", "compare", "entropy")
+# Bodies of commands whose work ranks share, as they share what is computed to be saved.
+SHARED = ("audit", "check", "compare", "entropy")
 
 
 # For each command two that show what it does, and the page that says more.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
 
+from attncli import ranks
 from attncli.analysis.compute import ask_stages
 from attncli.analysis.inputs import Group, load_groups
 from attncli.analysis.needs import require_values
@@ -74,6 +75,8 @@ def run(
     if in_words or options.heatmap or output.format in (Format.CSV, Format.NDJSON):
         if options.save is not None:
             _gather(asked, options, printer, max_values=-1, measure=False)
+        if not ranks.is_first():
+            return
         if in_words:
             otherwise = _otherwise_causal(asked, inputs, words, options, output)
             explain(asked, otherwise, options, output, printer)
@@ -84,6 +87,8 @@ def run(
             printer.write(_cells(asked, output.format), output.format)
         return
     results = _gather(asked, options, printer, options.max_values)
+    if not ranks.is_first():  # its part of the work is done
+        return
     if output.format is Format.JSON:
         printer.write(_document(asked, results, options, output, printer), output.format)
     else:
@@ -186,7 +191,7 @@ def _gather(
         shown = sum(cells) if sum(cells) >= WORTH_WATCHING else 0
         tell = stack.enter_context(progress(printer, shown, "computing"))
         saver = None
-        if options.save is not None:
+        if options.save is not None and ranks.is_first():
             saver = stack.enter_context(TensorSaver(options.save, _saved(asked, results)))
         for one, found in zip(asked, results, strict=True):
             take = partial(_take, saver, tell, one.made.group.name)

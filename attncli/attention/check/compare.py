@@ -13,6 +13,7 @@ from attncli.attention.check.walk import (
     DetailedSums,
     Errors,
     Tolerance,
+    all_parts,
     cells_of,
     difference,
     errors_of,
@@ -22,6 +23,7 @@ from attncli.attention.options import AttentionOptions, Target
 from attncli.attention.pooling import Pool
 from attncli.attention.problem import Problem
 from attncli.columns import column
+from attncli.ranks import in_order
 
 _FINITE_RIGHT = "every finite cell is right"
 # Rows and columns of a map of errors, and the largest number on it.
@@ -212,13 +214,25 @@ def _walk(
     tell: Callable[[int], None] | None = None,
     between: _Gathered | None = None,
 ) -> list[_Gathered]:
-    """The errors of each candidate and, in `between`, those of the first against the second."""
+    """The errors of each candidate and, in `between`, those of the first against the second.
+
+    Parts are shared out over the ranks, and added up at rank 0: the others find none.
+    """
     gathered = [_Gathered.of(candidate, variant.problem) for candidate in candidates]
-    for part, expected, cells in cells_of(variant, candidates) if candidates else ():
-        found: list[Errors] = []
-        for one, actual in zip(gathered, cells, strict=True):
-            found.append(errors_of(one.candidate, actual, expected, tolerance))
-            one.add(found[-1], expected, part)
+
+    def work(part: Part, _whole: slice) -> tuple[Expected, list[Errors]]:
+        ((_, expected, cells),) = cells_of(variant, candidates, [part])
+        found = [
+            errors_of(candidate, actual, expected, tolerance)
+            for candidate, actual in zip(candidates, cells, strict=True)
+        ]
+        return expected.of_rows, found
+
+    parts = list(all_parts(variant)) if candidates else []
+    found_of_parts = in_order(parts, lambda _: [1.0], work, lambda alone: alone[0])
+    for part, (expected, found) in zip(parts, found_of_parts, strict=False):
+        for one, errors in zip(gathered, found, strict=True):
+            one.add(errors, expected, part)
         if between is not None:
             # Each may be off by its own tolerance, to opposite sides.
             allowed = found[0].allowed + found[1].allowed

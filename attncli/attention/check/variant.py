@@ -219,6 +219,12 @@ class Expected:
             return self.output
         return self.weights if target is Target.WEIGHTS else self.logsumexp
 
+    @property
+    def of_rows(self) -> Expected:
+        """What is known of whole rows, and the first of their keys: all that is small."""
+        few = {"weights": self.empty, "logits": self.empty, "visible": self.visible[..., :1]}
+        return replace(self, output=None, v=None, **few)
+
     def with_weights(self, weights: torch.Tensor) -> Expected:
         """The same with other weights, and the output that follows from them."""
         if self.v is None:
