@@ -412,3 +412,9 @@ def test_intervals_of_few_heavy_groups_are_wider_than_those_of_normal_ones() -> 
 def test_the_assumption_names_the_family_and_its_degrees_of_freedom() -> None:
     said = Distribution(name=DistributionName.STUDENT_T, df=6.0).assumption(4)
     assert said.startswith("student-t (df 6) entries: mean 0, std 1")
+
+
+def test_degrees_of_freedom_are_told_of_student_t_alone() -> None:
+    for name in NAMES:
+        found = one(dk=4, samples=400, distribution=Distribution(name=name, df=6.0))
+        assert found.df == (6.0 if name is DistributionName.STUDENT_T else None)

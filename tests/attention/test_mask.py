@@ -547,3 +547,26 @@ def test_a_prefix_beside_a_window_is_told_from_first_keys_that_are_kept() -> Non
     mask = build(4, 4, causal=True, prefix=2, left_window=1)
     assert "sink_window=2" in mask.warnings[0]
     assert build(4, 4, causal=True, prefix=2, left_window=1, sink_window=2).warnings == ()
+
+
+def test_positions_of_some_rows_are_those_of_the_whole() -> None:
+    """Of one offset, of one for each batch, and of documents that begin again."""
+    for batch, options in (
+        (1, {"causal": True, "query_offset": 3}),
+        (2, {"causal": True, "query_offset": (1, 4)}),
+        (1, {"causal": True, "cu_seqlens_q": (0, 2, 6), "cu_seqlens_k": (0, 5, 9)}),
+    ):
+        if "cu_seqlens_q" in options:
+            options["query_offset"] = Corner.BOTTOM_RIGHT
+        mask = build(6, 9, batch=batch, **options)
+        whole = mask.positions(ALL, ALL)
+        if "cu_seqlens_q" in options:
+            assert whole.tolist() == [[3, 4, 5, 6, 7, 8]]
+        else:
+            offsets = np.atleast_1d(options["query_offset"])  # type: ignore[call-overload]
+            assert whole.tolist() == (offsets[:, None] + np.arange(6)).tolist()
+        for rows in (slice(2, 5), np.array([5, 0, 3])):
+            assert mask.positions(ALL, rows).tolist() == whole[:, rows].tolist()
+            assert mask.positions(slice(batch - 1, batch), rows).tolist() == [
+                whole[-1, rows].tolist()
+            ]

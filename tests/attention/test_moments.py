@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from attncli.attention.options import AttentionOptions, Corner, MaskTrue
 from attncli.attention.problem import Precision, Problem, make_problem
 from attncli.attention.variance import cell_sums, moments
-from attncli.attention.variance.moments import ScoreMoments, audit, score_moments
+from attncli.attention.variance.cell_sums import CentredRows
+from attncli.attention.variance.moments import ScoreMoments, audit, row_moments, score_moments
 
 S = 37
 RNG = np.random.default_rng(5)
@@ -438,3 +439,42 @@ def test_threads_change_no_bit(name: str) -> None:
     finally:
         torch.set_num_threads(threads)
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_drift_have_the_moments_of_all_of_them(dtype: torch.dtype) -> None:
+    """Of more rows than a centre is found from, of which neighbours are alike."""
+    length = 2 * 4096 + 5
+    random = np.random.default_rng(6)
+    drift = 3 * np.sin(np.arange(length) ** 2 / 1e5)[:, None] + [5.0, -700.0, 0.0]
+    rows = torch.from_numpy(drift + random.standard_normal((length, 3))).to(dtype)
+    exact = rows.double().numpy()
+    for order in (None, torch.arange(length - 2, -1, -1)):
+        some = exact if order is None else exact[order.numpy()]
+        centred = CentredRows(rows, order, dtype, torch.device("cpu"))
+        found = row_moments(centred)
+        assert found is not None
+        assert found.count == len(some)
+        rtol = 1e-4 if dtype is torch.float32 else 1e-10
+        mean = some.mean(0)
+        np.testing.assert_allclose(found.mean.numpy(), mean, rtol=rtol / 1e3, atol=rtol / 1e3)
+        covariance = np.cov(some.T, bias=True)
+        np.testing.assert_allclose(found.covariance.numpy(), covariance, rtol=rtol, atol=rtol)
+        centre = centred.centre()
+        # What is subtracted has to be a number of the arithmetic, and lie near the mean.
+        assert torch.equal(centre, centre.to(dtype).double())
+        assert float((centre - found.mean).norm()) < 0.2
+        weights = (np.arange(len(some)) % 7 == 3).astype(np.int64) * np.arange(1, len(some) + 1)
+        weighted = centred.centre(weights)
+        expected = np.average(some, axis=0, weights=weights)
+        np.testing.assert_allclose(weighted.numpy(), expected, rtol=1e-6, atol=1e-4)
+
+
+def test_rows_without_a_finite_mean_are_centred_at_0() -> None:
+    def of(*rows: list[float]) -> CentredRows:
+        tensor = torch.tensor(rows).reshape(-1, 2)
+        return CentredRows(tensor, None, torch.float32, torch.device("cpu"))
+
+    assert of([1.0, torch.inf], [3.0, 2.0]).centre().tolist() == [2, 0]
+    assert of([3.0, 2.0]).centre().tolist() == [3, 2]
+    assert row_moments(of()) is None

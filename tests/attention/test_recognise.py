@@ -234,6 +234,16 @@ def test_heads_that_differ_are_told_apart() -> None:
     assert [(batch, head) for batch, head, _ in found.parts] == [(None, 0), (None, 1)]
 
 
+def test_batches_that_hide_other_queries_are_told_apart() -> None:
+    cells = np.stack([DOCUMENTS, DOCUMENTS])
+    cells[0, 4:], cells[1, 1:3] = False, False
+    found = from_file(cells[:, None], batch=2)
+    assert "queries 4–5 hidden" in found.description
+    assert "queries 1–2 hidden" in found.description
+    alike = from_file(np.stack([cells[:1], cells[:1]]), batch=2)
+    assert alike.description.count("hidden") == 1
+
+
 def test_heads_that_are_alike_are_one() -> None:
     found = from_file(np.stack([LOWER, LOWER]), heads=2)
     assert found.description == "causal"
