@@ -83,7 +83,8 @@ def run(
         options.per_row or options.histogram or options.grid is not None
     )
     shown = replace(options, per_key=options.per_key or keys_drawn)
-    measured = _measured(chosen, shown, thresholds, printer, silent)
+    distances = _shows_distances(shown, output)
+    measured = _measured(chosen, shown, thresholds, printer, silent=silent, distances=distances)
     drawn: list[Record] = []
     if output.plot is not None:
         measured = _drawn(measured, drawn, rows=options.histogram)
@@ -176,18 +177,33 @@ def _require_one_head(chosen: Sequence[ChosenHeads]) -> None:
         )
 
 
+def _shows_distances(options: EntropyOptions, output: PlotOptions) -> bool:
+    """Whether anything that is printed or drawn holds distances, a tenth of the work."""
+    if options.per_row or options.histogram or options.grid is not None:
+        return True
+    as_named = output.format is not Format.TABLE or output.columns is not None
+    return as_named and not (options.per_key or options.summary)
+
+
 def _measured(
     chosen: Sequence[ChosenHeads],
     options: EntropyOptions,
     thresholds: Thresholds,
     printer: Printer,
+    *,
     silent: bool,
+    distances: bool,
 ) -> Measured:
     """Every chosen head, with progress in cells.
 
     Of a sample these are the share of the cells that its rows have on average.
     """
-    wanted = Wanted(top_key=options.per_row, per_key=options.per_key, sink_keys=options.sink_keys)
+    wanted = Wanted(
+        top_key=options.per_row,
+        per_key=options.per_key,
+        sink_keys=options.sink_keys,
+        distances=distances,
+    )
     count, total = options.sample_rows, 0.0
     for some in chosen:
         of = {"batches": some.selection.batches, "heads": some.selection.heads}

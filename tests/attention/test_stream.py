@@ -32,6 +32,7 @@ def use_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int) -> None:
     """Make tiles small, so that a few queries and keys fill many of them."""
     for module in (row_statistics, stream, tiles):
         monkeypatch.setattr(module, "TILE_ROWS", rows)
+    for module in (stream, tiles):
         monkeypatch.setattr(module, "TILE_KEYS", keys)
     monkeypatch.setattr(row_statistics, "BAND_ROWS", rows)
     monkeypatch.setattr(row_statistics, "LOCAL_WINDOW", LOCAL_WINDOW)

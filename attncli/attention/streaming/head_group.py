@@ -16,6 +16,7 @@ from attncli.attention.problem import Problem
 from attncli.attention.steps import finite_in, logits, shrink_for
 
 _KEYS_AT_ONCE = 1 << 16
+_ALIGNED_KEYS = 16  # a cache line of float32
 # Dtypes that have an absolute value of their own.
 _WIDE = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
@@ -247,9 +248,10 @@ def common_blocks(hulls: Sequence[Hull], height: int, width: int) -> Iterator[tu
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ascending spans, those that overlap or touch made one."""
+    """Ascending spans, begun where rows of a tile lie well in memory; those that touch made one."""
     found: list[tuple[int, int]] = []
-    for low, high in spans:
+    for first, high in spans:
+        low = first - first % _ALIGNED_KEYS
         if found and low <= found[-1][1]:
             low, high = found[-1][0], max(found.pop()[1], high)
         found.append((low, high))

@@ -16,7 +16,6 @@ import torch
 from attncli.attention.streaming.head_group import HeadGroup, RowBlock, Tile
 from attncli.attention.streaming.tiles import (
     NO_WEIGHT,
-    TILE_KEYS,
     TILE_ROWS,
     TileSums,
     Workspace,
@@ -266,6 +265,10 @@ def _output(merged: MergedTiles, largest: torch.Tensor, empty: torch.Tensor) -> 
 
 # How many steps from its query a key counts as local.
 LOCAL_WINDOW = 4
+# Queries whose products with all the keys around any of them are computed together.
+DIAGONAL_ROWS = 64
+# Of the first keys as many at once as a few bytes a row hold the weights of.
+FIRST_KEYS = 16
 # A weight that no key has.
 NOT_SEEN = -1.0
 # Cells of a band that are computed and not used grow with its height, a part of that of blocks.
@@ -324,29 +327,34 @@ def find_shares(group: HeadGroup, rows: RowStatistics, sink_keys: int) -> Shares
 def _diagonals(group: HeadGroup) -> torch.Tensor:
     """Logits of the keys around each position, −inf where one is not visible or not there.
 
-    Each step from the positions of queries that follow each other is one product of these with
-    the keys moved along, so that nothing is computed that is not wanted: up to a third of the
-    time of short heads and narrow windows.
+    The keys around a few queries in a row are a few in a row as well. Of the products of both,
+    which take less time than a sum for each pair that is wanted, a diagonal band is kept.
     """
     assert group.positions is not None
-    length, k_len, width = len(group.queries), group.keys.shape[2], 2 * LOCAL_WINDOW + 1
-    found = group.keys.new_full((len(group.heads), length, width), -torch.inf)
+    assert group.places is not None
+    length, width = len(group.queries), 2 * LOCAL_WINDOW + 1
+    heads, dk, k_len = group.keys.shape
+    found = group.keys.new_empty(heads, length, width)
     factor = group.factor()
-    factor = factor[..., 0] if isinstance(factor, torch.Tensor) else factor  # (G, 1)
+    if isinstance(factor, torch.Tensor):
+        factor = factor[..., None]  # (G, 1, 1, 1)
     for start in range(0, length, TILE_ROWS):  # sums of a part of the rows are rounded as of all
         stop = min(start + TILE_ROWS, length)
-        queries = group.shrunk_queries(start, stop).transpose(1, 2).contiguous()  # (G, d_k, rows)
-        position = int(group.positions[start])
-        for step in range(width):
-            key = position + step - LOCAL_WINDOW  # of the first row
-            low, high = max(0, -key), min(stop - start, k_len - key)
-            if low < high:
-                product = queries[:, :, low:high] * group.keys[:, :, key + low : key + high]
-                found[:, start + low : start + high, step] = product.sum(1) * factor
+        rows = -(-(stop - start) // DIAGONAL_ROWS) * DIAGONAL_ROWS
+        first = int(group.places[start]) - LOCAL_WINDOW
+        low, high = (min(max(0, key), k_len) for key in (first, first + rows + width - 1))
+        keys = group.keys.new_zeros(heads, dk, rows + width - 1)
+        keys[:, :, low - first : high - first] = group.keys[:, :, low:high]
+        queries = group.keys.new_zeros(heads, rows, dk)
+        queries[:, : stop - start] = group.shrunk_queries(start, stop)
+        around = keys.unfold(2, DIAGONAL_ROWS + width - 1, DIAGONAL_ROWS).transpose(1, 2)
+        products = queries.unflatten(1, (-1, DIAGONAL_ROWS)) @ around  # (G, runs, rows, keys)
+        band = products.mul_(factor).unfold(3, width, 1).diagonal(dim1=2, dim2=3)
+        found[:, start:stop] = band.transpose(2, 3).flatten(1, 2)[:, : stop - start]
     steps = torch.arange(-LOCAL_WINDOW, LOCAL_WINDOW + 1, device=group.device)
-    keys = group.positions[:, None] + steps  # (R, 2·LOCAL_WINDOW + 1)
-    first, stop_keys = group.bounds[..., None]
-    return found.masked_fill_((keys < first) | (keys >= stop_keys), -torch.inf)
+    near = group.positions[:, None] + steps  # (R, 2·LOCAL_WINDOW + 1)
+    first_key, stop_key = group.bounds[..., None]
+    return found.masked_fill_((near < first_key) | (near >= stop_key), -torch.inf)
 
 
 def _bands(group: HeadGroup, rows: RowStatistics) -> torch.Tensor:
@@ -363,20 +371,20 @@ def _bands(group: HeadGroup, rows: RowStatistics) -> torch.Tensor:
 def _first_share(group: HeadGroup, rows: RowStatistics, sink_keys: int, work: Workspace) -> Share:
     count = min(sink_keys, group.keys.shape[2])
     total = Share(torch.zeros_like(rows.row_max), torch.zeros_like(rows.keys))
-    for start in range(0, len(group.queries), TILE_ROWS):
-        block = RowBlock(start, min(start + TILE_ROWS, len(group.queries)), ())
-        queries = group.shrunk_queries(block.start, block.stop)
-        inside = slice(block.start, block.stop)
-        for left in range(0, count, TILE_KEYS):
-            tile = Tile(left, min(left + TILE_KEYS, count), True, True)
-            logits, _ = work.tile(group, block.stop - block.start, tile.stop - tile.start)
+    for left in range(0, count, FIRST_KEYS):
+        tile = Tile(left, min(left + FIRST_KEYS, count), True, True)
+        found = group.keys.new_empty(*total.weight.shape, tile.stop - tile.start)
+        for start in range(0, len(group.queries), TILE_ROWS):
+            block = RowBlock(start, min(start + TILE_ROWS, len(group.queries)), ())
+            queries = group.shrunk_queries(block.start, block.stop)
+            logits = found[:, block.start : block.stop]
             score_tile(group, block, tile, queries, group.factor(), logits, work)
             mark_seen(group, block, tile, rows, logits)
-            part = _share(weights_of(logits, rows, inside), rows, inside)
-            total.weight[:, inside] += part.weight
-            total.seen[:, inside] += part.seen
+        part = _share(weights_of(found, rows, slice(None)), rows)
+        total.weight.add_(part.weight)
+        total.seen.add_(part.seen)
     empty = rows.empty.expand(total.weight.shape)
-    return Share(total.weight.clamp(max=1.0).masked_fill(empty, torch.nan), total.seen)
+    return Share(total.weight.clamp_(max=1.0).masked_fill_(empty, torch.nan), total.seen)
 
 
 def mark_seen(
@@ -435,8 +443,8 @@ def weights_of(logits: torch.Tensor, rows: RowStatistics, inside: slice) -> torc
     return weights.masked_fill_(torch.isneginf(logits), NOT_SEEN)
 
 
-def _share(weights: torch.Tensor, rows: RowStatistics, inside: slice = slice(None)) -> Share:
+def _share(weights: torch.Tensor, rows: RowStatistics) -> Share:
     """What the keys of these weights get together."""
     seen = weights != NOT_SEEN
     weight = torch.where(seen, weights, 0.0).sum(-1).clamp(max=1.0)
-    return Share(weight.masked_fill(rows.empty[:, inside], torch.nan), seen.sum(-1))
+    return Share(weight.masked_fill(rows.empty, torch.nan), seen.sum(-1))
