@@ -63,7 +63,8 @@ class HeadGroup:
     sinks: torch.Tensor | None  # float64 (G, 1); None for none
     mask: Mask  # on the device
     hull: Hull  # on the host, intervals that hold the queries' visible keys
-    bounds: torch.Tensor  # int32 (2, R), where they start and stop, on the device
+    host_bounds: NDArray[np.int32]  # (2, R), where they start and stop
+    bounds: torch.Tensor  # the same on the device
     # Int64 (R,) on the host, where each query stands on the key axis; None where positions are not
     # defined.
     places: NDArray[np.int64] | None
@@ -163,9 +164,10 @@ class HeadGroup:
 
     def intervals(self, block: RowBlock, tile: Tile) -> NDArray[np.int32]:
         """Int32 (2, rows), on the host: where in a tile each row's keys start and stop."""
-        hull, rows = self.hull, slice(block.start, block.stop)
-        bounds = np.stack([hull.first[rows], hull.stop[rows]]) - tile.start
-        return bounds.clip(0, tile.stop - tile.start).astype(np.int32)
+        found: NDArray[np.int32] = self.host_bounds[:, block.start : block.stop] - tile.start
+        np.maximum(found, 0, out=found)
+        np.minimum(found, tile.stop - tile.start, out=found)
+        return found
 
     def visible(self, block: RowBlock, tile: Tile) -> torch.Tensor:
         """Bool (G | 1, rows, keys): True where the query may see the key."""
@@ -326,6 +328,7 @@ def make_group(
         else problem.cast(problem.sinks[heads.start : heads.stop, None]).to(torch.float64),
         mask=mask,
         hull=hull,
+        host_bounds=bounds,
         bounds=torch.as_tensor(bounds, device=problem.device),
         places=places,
         positions=positions,

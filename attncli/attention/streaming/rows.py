@@ -142,18 +142,17 @@ def merge_tiles(group: HeadGroup, sums: TileSums) -> MergedTiles:
     """Merge the tiles of a block of rows."""
     tiles, unit = slice(sums.tiles), math.log(2) if group.base2_logits else 1.0
     tile_max, reference, sum_exp = (
-        part[tiles].to(torch.float64) * scale
-        for part, scale in ((sums.tile_max, unit), (sums.reference, unit), (sums.sum_exp, 1.0))
+        part[tiles].to(torch.float64) for part in (sums.tile_max, sums.reference, sums.sum_exp)
     )  # (T, G, R)
     row_max, best = tile_max.max(0)
-    finite_max = row_max.clamp(min=torch.finfo(sums.tile_max.dtype).min * unit)
-    shift = (reference - finite_max).clamp(min=-1e5)  # e^−1e5 is 0, and 0 · ∞ would be NaN
-    shrink = exponential(shift)
+    shift = reference - row_max.clamp(min=torch.finfo(sums.tile_max.dtype).min)
+    shift = shift.clamp_(min=-1e5).mul_(unit)  # e^−1e5 is 0, and 0 · ∞ would be NaN
+    shrink, row_max = exponential(shift), row_max * unit
     minus_1, shifted = (shrink * sum_exp).sum(0), torch.full_like(row_max, torch.nan)
     if group.separate_max:
         # What each tile's largest logit weighs, where its sum leaves it out. That of the best tile
         # is the 1 which sum_exp_minus_1 does not count.
-        apart = exponential(tile_max - reference)
+        apart = exponential((tile_max - reference) * unit)
         sum_exp += apart
         minus_1 += (shrink * apart).scatter_(0, best[None], 0.0).sum(0)
     else:
@@ -348,7 +347,7 @@ def _diagonals(group: HeadGroup) -> torch.Tensor:
         queries = group.keys.new_zeros(heads, rows, dk)
         queries[:, : stop - start] = group.shrunk_queries(start, stop)
         around = keys.unfold(2, DIAGONAL_ROWS + width - 1, DIAGONAL_ROWS).transpose(1, 2)
-        products = queries.unflatten(1, (-1, DIAGONAL_ROWS)) @ around  # (G, runs, rows, keys)
+        products = queries.view(heads, -1, DIAGONAL_ROWS, dk) @ around  # (G, runs, rows, keys)
         band = products.mul_(factor).unfold(3, width, 1).diagonal(dim1=2, dim2=3)
         found[:, start:stop] = band.transpose(2, 3).flatten(1, 2)[:, : stop - start]
     steps = torch.arange(-LOCAL_WINDOW, LOCAL_WINDOW + 1, device=group.device)

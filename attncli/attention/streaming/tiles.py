@@ -108,8 +108,8 @@ class Workspace:
     _views: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict, repr=False
     )
-    _edges: dict[tuple[int, bool, bool], tuple[NDArray[np.int32], torch.Tensor]] = field(
-        default_factory=dict, repr=False
+    _edges: dict[tuple[int, bool, bool], tuple[NDArray[np.int32], tuple[slice, torch.Tensor]]] = (
+        field(default_factory=dict, repr=False)
     )
 
     @classmethod
@@ -129,26 +129,30 @@ class Workspace:
             self._views[shape] = self.logits[:cells].view(shape), self.weights[:cells].view(shape)
         return self._views[shape]
 
-    def edges(self, bounds: NDArray[np.int32], tile: Tile) -> torch.Tensor:
-        """0 inside each row's interval and −inf outside, (rows, keys), to be added to logits.
+    def edges(self, bounds: NDArray[np.int32], tile: Tile) -> tuple[slice, torch.Tensor]:
+        """0 inside each row's interval and −inf outside, to be added to logits, (rows, some keys).
 
-        Tiles along a diagonal all have the same, so the last ones of each kind are kept.
+        Of the keys those are left out which come before, or else after, all that are hidden. Tiles
+        along a diagonal all have the same, so the last ones of each kind are kept.
 
         Args:
             bounds: int32 (2, rows), where in the tile each row's keys start and stop.
             tile: the keys.
         """
-        width = tile.stop - tile.start
-        kind = (width, tile.starts_inside, tile.stops_inside)
-        known, found = self._edges.get(kind, (None, self.logits))
-        if known is not None and np.array_equal(known, bounds):
-            return found
+        kind = (tile.stop - tile.start, tile.starts_inside, tile.stops_inside)
+        if kind in self._edges and np.array_equal(self._edges[kind][0], bounds):
+            return self._edges[kind][1]
+        some = slice(0, kind[0])
+        if not tile.starts_inside:
+            some = slice(int(bounds[1].min()), kind[0])
+        elif not tile.stops_inside:
+            some = slice(0, int(bounds[0].max()))
         first, stop = torch.as_tensor(bounds, device=self.logits.device)[..., None]
-        keys = torch.arange(width, dtype=first.dtype, device=first.device)
+        keys = torch.arange(some.start, some.stop, dtype=first.dtype, device=first.device)
         hidden = (keys < first) | (keys >= stop)
         added = self.logits.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-        self._edges[kind] = bounds, added
-        return added
+        self._edges[kind] = bounds, (some, added)
+        return some, added
 
     def distances(self, group: HeadGroup, block: RowBlock, tile: Tile) -> torch.Tensor:
         """|p − j|, (rows, keys), overwritten by the next call."""
@@ -264,11 +268,11 @@ def _hide_by_interval(
     if not (tile.starts_inside or tile.stops_inside):
         return tile.stop - tile.start
     bounds = group.intervals(block, tile)
-    edges = work.edges(bounds, tile)
+    some, edges = work.edges(bounds, tile)
     if group.may_overflow:  # NaN − ∞ is NaN
-        logits.masked_fill_(torch.isneginf(edges), -torch.inf)
+        logits[..., some].masked_fill_(torch.isneginf(edges), -torch.inf)
     else:
-        logits += edges
+        logits[..., some].add_(edges)
     return torch.as_tensor(bounds[1] - bounds[0], device=group.device)[None]
 
 
