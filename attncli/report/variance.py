@@ -28,9 +28,10 @@ RULES = {
 }
 # Points of the curves after the scale, one for each rule and temperature.
 MARKERS = "+x*#%@&=^~"
-# Size of a curve, in characters.
+# Size of a curve in characters: lines, columns at most and at least, and columns left of these.
 HEIGHT = 9
-WIDTH = 52
+WIDTH, LEAST_WIDTH = 52, 16
+LEAD = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def experiment_tables(
     keys = "1 key" if first["keys"] == 1 else f"{first['keys']} keys"
     yield f"softmax over {keys}, whose entropy is at most {most} {unit}"
     yield _softmax_table(records, printer, digits, unit)
-    yield from _curves(records, unit)
+    yield from _curves(records, printer, unit)
 
 
 def logits_tables(
@@ -91,7 +92,12 @@ def logits_tables(
 
 
 def plot(
-    title: str, curves: Sequence[Curve], *, log_y: bool, top: float | None = None
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    log_y: bool,
+    top: float | None = None,
+    room: int = WIDTH + LEAD,
 ) -> list[str]:
     """Lines of a plot with a logarithmic x axis; where curves meet, the earlier one's marker shows.
 
@@ -100,6 +106,7 @@ def plot(
         curves: with x above 0.
         log_y: whether the y axis is logarithmic too; points at or below 0 then have no place.
         top: where a linear y axis ends at least; None for the highest point.
+        room: columns of the terminal, all of which are used up to `WIDTH` and what is left of it.
     """
     points = [
         (curve.marker, x, y)
@@ -113,18 +120,20 @@ def plot(
     heights = [lift(y) for _, _, y in points]
     low, high = (min(heights), max(heights)) if log_y else (0.0, max(*heights, top or 0.0))
     widths = [math.log10(x) for _, x, _ in points]
-    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+    wide = max(LEAST_WIDTH, min(WIDTH, room - LEAD))
+    grid = [[" "] * wide for _ in range(HEIGHT)]
     placed = zip(points, heights, widths, strict=True)
     for (marker, _, _), height, width in reversed(list(placed)):
         row = HEIGHT - 1 - _place(height, low, high, HEIGHT)
-        grid[row][_place(width, min(widths), max(widths), WIDTH)] = marker
+        grid[row][_place(width, min(widths), max(widths), wide)] = marker
     ends = (10**high, 10**low) if log_y else (high, low)
     names = [f"{ends[0]:.4g}", *[""] * (HEIGHT - 2), f"{ends[1]:.4g}"]
     legend = "   ".join(f"{curve.marker} {curve.name}" for curve in curves)
-    lines = [title, f"          {legend}"]
+    lines = [title, " " * (LEAD - 1) + legend]
     lines += [f"{name:>9} |{''.join(row).rstrip()}" for name, row in zip(names, grid, strict=True)]
     left, right = (f"{10**end:.4g}" for end in (min(widths), max(widths)))
-    return [*lines, " " * 10 + "+" + "-" * WIDTH, f"{'':>11}{left:<{WIDTH - len(right)}}{right}"]
+    axis = " " * (LEAD - 1) + "+" + "-" * wide
+    return [*lines, axis, f"{'':>{LEAD}}{left:<{wide - len(right)}}{right}"]
 
 
 def _variance_table(records: Sequence[Record], printer: Printer, digits: int) -> RenderableType:
@@ -194,7 +203,7 @@ def _scale_name(record: Record) -> str:
     return named if record["temperature"] == 1 else f"{named} / T={record['temperature']:g}"
 
 
-def _curves(records: Sequence[Record], unit: Unit) -> Iterator[str]:
+def _curves(records: Sequence[Record], printer: Printer, unit: Unit) -> Iterator[str]:
     """Variance and entropy against d_k, without a scale and under each that was asked for."""
     swept = _once_per_dk(records)
     if len(swept) < 2:
@@ -207,11 +216,11 @@ def _curves(records: Sequence[Record], unit: Unit) -> Iterator[str]:
         variances.append(Curve(name, marker, [(r["dk"], r["scaled_var"]) for r in lines]))
         entropies.append(Curve(name, marker, _points(lines, "entropy_bits_scaled", unit)))
     yield ""
-    yield from plot("variance against d_k", variances, log_y=True)
+    yield from plot("variance against d_k", variances, log_y=True, room=printer.width)
     yield ""
     most = _entropy(swept[0]["entropy_bits_max"], unit)
     title = f"entropy ({unit}) against d_k, up to that of uniform weights"
-    yield from plot(title, entropies, log_y=False, top=most)
+    yield from plot(title, entropies, log_y=False, top=most, room=printer.width)
 
 
 def _by_scale(records: Sequence[Record]) -> dict[str, list[Record]]:

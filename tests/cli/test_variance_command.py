@@ -510,3 +510,13 @@ def test_softmax_of_logits_in_every_format(run: Run) -> None:
     table = run(*words, "--digits", 2, "--unit", "nats").stdout
     assert "entropy (nats)" in table
     assert table.splitlines()[1].split()[1:4] == ["float64", "0.63", "0.23"]
+
+
+@pytest.mark.parametrize("room", [20, 36, 50, 80, 1000])
+def test_a_chart_is_as_wide_as_the_terminal_has_room(room: int) -> None:
+    curve = Curve("Var", "o", [(8, 8.0), (16, 16.0), (128, 128.0)])
+    title, _, *chart = plot("title", [curve], log_y=True, room=room)
+    assert title == "title"
+    assert max(map(len, chart)) == min(max(room, 27), 63)
+    assert [line.count("o") for line in chart].count(1) == 3
+    assert chart[-1].split() == ["8", "128"]
