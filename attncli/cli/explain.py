@@ -23,11 +23,11 @@ from attncli.report.explanation import (
     StepShape,
     explain_steps,
     step_shapes,
-    walk_words,
 )
 from attncli.report.heatmap import canvas_for, heat_map, names_of_rows
 from attncli.report.printer import Printer, heading, paragraph
 from attncli.report.table import record_table
+from attncli.report.words import walk_words
 
 SHAPES = (
     Column(
@@ -53,29 +53,30 @@ def explain(
         options, output: what is asked of it.
         printer: where it goes.
     """
-    pages = list(_pages(asked, options, output, printer))
+    pages, words = list(_pages(asked, options, output, printer)), walk_words(options.lang)
     if not options.step:
         printer.show(*(part for page in pages for part in page))
     elif otherwise is None:
-        turn_pages(pages, printer)
+        turn_pages(pages, printer, words)
     else:
-        turn_pages(pages, printer, lambda: list(_pages(otherwise, options, output, printer)))
+        turn_pages(pages, printer, words, lambda: list(_pages(otherwise, options, output, printer)))
 
 
 def _pages(
     asked: list[GroupStages], options: ComputeOptions, output: OutputOptions, printer: Printer
 ) -> Iterator[list[RenderableType]]:
+    words = walk_words(options.lang)
     for one in asked:
-        lead: list[RenderableType] = [*opening(one.made), ""]
+        lead: list[RenderableType] = [*opening(one.made, words=words), ""]
         for number, step in enumerate(steps_of(one, options, output), 1):
-            title = walk_words(options.lang).text(f"name.{step.name}")
+            title = words.text(f"name.{step.name}")
             page = [*lead, heading(f"{number}. {title}"), *_page(step, printer)]
             if options.step:
                 room = printer.height - LINES_OF_PROMPT - _lines(page, printer)
                 page += _matrices(step, one, room, options, output, printer)
             yield page
             lead = []
-        short = heading(walk_words(options.lang).text("heading.short"))
+        short = heading(words.text("heading.short"))
         yield [short, *shapes_table([one], options, printer), ""]
 
 
@@ -111,7 +112,7 @@ def shapes_table(
     columns = [replace(each, heading=words.heading(each)) for each in columns_of(StepShape)]
     for one in asked:
         if len(asked) > 1:
-            yield from opening(one.made)
+            yield from opening(one.made, words=words)
         yield record_table(columns, shape_records([one], options), printer, digits=0)
 
 

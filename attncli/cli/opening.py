@@ -14,30 +14,38 @@ from attncli.files.text import place, shown
 from attncli.report import Unit
 from attncli.report.printer import heading
 from attncli.report.stages import problem_line
+from attncli.report.words import ENGLISH, Words
 
 Openings = dict[tuple[str, str], list[RenderableType]]
 
 
-def opening(made: GroupProblem, unit: Unit | None = None) -> Iterator[RenderableType]:
+def opening(
+    made: GroupProblem, unit: Unit | None = None, words: Words = ENGLISH
+) -> Iterator[RenderableType]:
     """The group, where it is from, its sizes, and what is hidden.
 
     Args:
         made: the group.
         unit: that of entropies, for a word on how large they can be; None for none.
+        words: the language.
     """
-    group, problem = made.group, made.problem
+    group, problem, t = made.group, made.problem, words.text
     if group.name:
-        yield heading(f"group {shown(group.name)}")
-    source = place(group.source_name) + ("" if group.seed is None else f", seed {group.seed}")
-    line = problem_line(problem, source)
+        yield heading(t("opening.group", name=shown(group.name)))
+    source = place(group.source_name)
+    if group.source == "example":
+        source = t("opening.example")
+    if group.seed is not None:
+        source = t("opening.random", seed=group.seed)
+    line = problem_line(problem, source, words)
     if unit is not None:
         outcomes = max(1, problem.sizes.k_len + (problem.sinks is not None))
         most = math.log(outcomes, 2 if unit is Unit.BITS else math.e)
-        line += f" · entropy at most {most:.4g} {unit}"
+        line += f" · {t('opening.entropy', most=f'{most:.4g}', unit=unit)}"
     yield line
-    used = _options_in_use(made)
+    used = _options_in_use(made, words)
     if used:
-        yield f"options: {used}"
+        yield t("opening.options", options=used)
 
 
 def openings(made: Iterable[GroupProblem], unit: Unit | None = None) -> Openings:
@@ -45,7 +53,7 @@ def openings(made: Iterable[GroupProblem], unit: Unit | None = None) -> Openings
     return {(one.group.source_name, one.group.name): list(opening(one, unit)) for one in made}
 
 
-def _options_in_use(made: GroupProblem) -> str:
+def _options_in_use(made: GroupProblem, words: Words) -> str:
     """Options that differ from their defaults, and where query 0 stands if that matters."""
     options = made.arguments.options
     record = arguments_record(made.arguments, made.problem.mask.offset)
@@ -60,8 +68,8 @@ def _options_in_use(made: GroupProblem) -> str:
         parts.append(f"True = {options.mask_true}")
     if options.needs_positions or options.query_offset is not None:
         offset = record["query_offset"]
-        where = "query 0 at position" if isinstance(offset, int | list) else "in each document"
-        parts.append(f"{where} {_told(offset)}")
+        where = "position" if isinstance(offset, int | list) else "document"
+        parts.append(words.text(f"opening.{where}", offset=_told(offset)))
     return " · ".join(parts)
 
 

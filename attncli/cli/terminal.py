@@ -14,13 +14,11 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from attncli.report.printer import Printer
+from attncli.report.words import Words
 from attncli.signals import undoing
 
 if sys.platform != "win32":
     import termios
-
-KEYS = ("→ next", "← back", "1 to 9, Home, End: go to")
-PLAIN_KEYS = ("n: next", "b: back", "1 to 9, Home, End: go to")
 
 # What terminals send for keys that have no letter, and what Windows does.
 LEFT = {"\x1b[D", "\x1bOD", "\x1b[A", "\x1bOA", "\x1b[5~", "\xe0K", "\xe0H", "\xe0I"}
@@ -90,24 +88,26 @@ def duration(seconds: float) -> str:
 
 
 def turn_pages(
-    pages: Pages, printer: Printer, otherwise: Callable[[], Pages] | None = None
+    pages: Pages, printer: Printer, words: Words, otherwise: Callable[[], Pages] | None = None
 ) -> None:
     """Show one page at a time, until its reader leaves; Enter leaves behind the last.
 
     Args:
         pages: what to show.
         printer: where.
+        words: the language of the line below them.
         otherwise: makes the same pages under the other causal mask, which c changes to and back.
     """
     hidden: Pages | None = None
-    known = KEYS if printer.sign("→←·", "") else PLAIN_KEYS
-    said = [*known, *([] if otherwise is None else ["c: causal"]), "q: quit "]
-    keys = printer.sign(" · ", " | ").join(said)
+    kind = "arrows" if printer.sign("→←·", "") else "letters"
+    known = [f"prompt.{kind}.next", f"prompt.{kind}.back", "prompt.number"]
+    known += ["prompt.quit"] if otherwise is None else ["prompt.causal", "prompt.quit"]
+    keys = printer.sign(" · ", " | ").join(map(words.text, known))
     at: int | None = 0
     while at is not None:
         Console(legacy_windows=False).clear()
         printer.show(*pages[at])
-        sys.stdout.write(f"[{at + 1}/{len(pages)}] {keys}")
+        sys.stdout.write(f"[{at + 1}/{len(pages)}] {keys} ")
         sys.stdout.flush()
         try:
             with _as_it_was():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 from attncli.attention.options import Stage
 from attncli.attention.problem import Problem
 from attncli.attention.variance.logits import EXP_LIMITS
 from attncli.attention.walkthrough import Walkthrough
 from attncli.columns import column
-from attncli.report import Language, Unit
+from attncli.report import Unit
 from attncli.report.table import decimals, scale_text
 from attncli.report.words import Words
 
@@ -97,11 +96,6 @@ class StepShape:
     one_head: str = column("one head", description="its shape without batch and heads")
     all_heads: str = column("batch × heads", description="its shape with them")
     purpose: str = column("purpose", description="why the stage is there")
-
-
-def walk_words(language: Language) -> Words:
-    """The texts of the walk."""
-    return Words(language, Path(__file__).with_name("explanation.json"))
 
 
 def step_shapes(sizes: Sizes) -> list[StepShape]:

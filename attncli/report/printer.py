@@ -13,7 +13,6 @@ import math
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +35,7 @@ from attncli.report import FALLBACKS, Color, Format
 UNLIMITED = 1_000_000
 PROSE_WIDTH = 88
 INDENT = 3  # of prose
+HANGING = 2  # columns of further lines of prose that is broken
 
 
 class Preformatted(str):
@@ -135,16 +135,14 @@ class Printer:
 
     def _wrapped(self, line: str) -> str:
         """A line of prose, broken between words where a terminal is too narrow."""
-        if len(line) <= self.width:
+        if cell_len(line) <= self.width:
             return line
         indent = line[: len(line) - len(line.lstrip())]
-        return textwrap.fill(
-            line.strip(),
-            self.width,
-            initial_indent=indent,
-            subsequent_indent=indent + "  ",
-            break_on_hyphens=False,
+        room = max(1, self.width - len(indent) - HANGING)
+        first, *rest = (
+            part.plain.rstrip() for part in Text(line.strip()).wrap(self.console(), room)
         )
+        return "\n".join([indent + first, *(f"{indent}{'':>{HANGING}}{part}" for part in rest)])
 
     def console(self) -> Console:
         """A rich console of the target's width and colour, which interprets no markup."""

@@ -39,6 +39,7 @@ from attncli.report.table import (
     table,
     text_width,
 )
+from attncli.report.words import ENGLISH, Words
 
 CELLS = (
     Column("group", None, description="of several groups, its name", holds=str, always=False),
@@ -194,20 +195,20 @@ class StageView:
         return [f"{tokens[index]} {index}" if tokens else str(index) for index in indices]
 
 
-def problem_line(problem: Problem, source: str | None) -> str:
+def problem_line(problem: Problem, source: str | None, words: Words = ENGLISH) -> str:
     """One line that says what is computed: sizes, scale, what is hidden, arithmetic."""
-    sizes = problem.sizes
+    sizes, t = problem.sizes, words.text
     parts = [] if source is None else [source]
     parts.append(f"B={sizes.batch} H={sizes.heads} S_q={sizes.q_len} S_k={sizes.k_len}")
     if problem.kv_heads != sizes.heads:
         parts[-1] += f" H_kv={problem.kv_heads}"
     if problem.given is None:
         parts[-1] += f" d_k={problem.dk}" + ("" if problem.dv is None else f" d_v={problem.dv}")
-        parts.append(f"scale {scale_text(problem.scale)}")
+        parts.append(t("opening.scale", scale=scale_text(problem.scale)))
     if not (problem.mask.hides or problem.mask.has_bias):
-        parts.append("no mask")
+        parts.append(t("opening.nomask"))
     dtype = str(problem.dtype).removeprefix("torch.")
-    parts.append(f"computed in {dtype} on {problem.device}")
+    parts.append(t("opening.computed", dtype=dtype, device=problem.device))
     return " · ".join(parts)
 
 

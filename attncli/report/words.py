@@ -38,3 +38,11 @@ class Words:
         """The name of a column with its unit."""
         name = self.table.get(f"column.{column.key}", column.heading or column.key)
         return f"{name} ({self.text('column.bits')})" if column.unit == "bits" else name
+
+
+def walk_words(language: Language) -> Words:
+    """The texts of the walk through the stages, and of what stands above results."""
+    return Words(language, Path(__file__).with_name("explanation.json"))
+
+
+ENGLISH = walk_words(Language.EN)

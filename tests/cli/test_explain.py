@@ -119,3 +119,11 @@ def test_chinese_wants_an_encoding_that_has_it(run: Run) -> None:
     assert run("compute", "--lang", "zh", code=2).stderr.startswith(
         "attncli: error: --lang: expected --explain or --shapes beside it"
     )
+
+
+def test_what_stands_above_the_walk_is_chinese_too(run: Run) -> None:
+    above = run("compute", "--causal", "--heads", 2, "--explain", "--lang", "zh").stdout
+    first, second = above.splitlines()[:2]
+    assert first.startswith("随机，种子 0 · B=1 H=2 ")
+    assert first.endswith("缩放 0.125 · 以 float64 在 cpu 上计算")
+    assert second == "选项：causal · 查询 0 位于位置 0"

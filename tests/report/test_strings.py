@@ -22,7 +22,10 @@ TEXTS = {
 STRINGS = TEXTS["page"]
 FILES = {
     "page": [*PAGE.glob("*.html"), *PAGE.glob("*.py"), *PAGE.glob("js/*.js")],
-    "walk": [REPORT / "explanation.py", REPORT.parent / "cli" / "explain.py"],
+    "walk": [
+        *(REPORT / name for name in ("explanation.py", "stages.py")),
+        *(REPORT.parent / "cli" / name for name in ("explain.py", "opening.py", "terminal.py")),
+    ],
 }
 SOURCES = {
     name: "\n".join(path.read_text(encoding="utf-8") for path in sorted(paths))
