@@ -18,7 +18,16 @@ from attncli.attention.check.variant import (
     evaluate,
     right_variant,
 )
-from attncli.attention.check.walk import Tolerance, difference, errors_of, stored
+from attncli.attention.check.walk import (
+    DetailedSums,
+    Errors,
+    ErrorSums,
+    Tolerance,
+    cells_of,
+    difference,
+    errors_of,
+    stored,
+)
 from attncli.attention.options import AttentionOptions
 from attncli.attention.problem import make_problem
 
@@ -204,3 +213,95 @@ def test_a_part_of_a_result_has_the_scale_of_all_that_shares_it(shared: tuple[in
     step = output.abs().amax(shared, keepdim=True) / 127
     off = replace(errors, actual=errors.actual + step.expand(output.shape)[here])
     assert int(stored(off, storage, one, part).wrong.sum()) == off.wrong.numel()
+
+
+def test_a_logsumexp_to_base_2_is_read_in_nats() -> None:
+    variant, part, expected = right(torch.float64)
+    values = expected.logsumexp / math.log(2)
+    candidates = [
+        Candidate(Target.LOGSUMEXP, values, torch.float64),
+        Candidate(Target.OUTPUT, expected.of(Target.OUTPUT), torch.float64),
+    ]
+    for base_2, factor in ((True, math.log(2)), (False, 1.0)):
+        ((_, found, cells),) = cells_of(replace(variant, base_2=base_2), candidates, [part])
+        torch.testing.assert_close(cells[0], values * factor)
+        assert torch.equal(cells[1], candidates[1].values)
+        assert found.output is not None
+    ((_, without, _),) = cells_of(variant, candidates[:1], [part])
+    assert without.output is None
+
+
+def errors(error: torch.Tensor, explained: torch.Tensor | None = None) -> Errors:
+    """Of what should be 2, where 0.5 is allowed."""
+    expected = torch.full_like(error, 2.0)
+    allowed = torch.full_like(error, 0.5)
+    return replace(difference(expected + error, expected, allowed), explained=explained)
+
+
+def test_sums_of_errors_over_parts() -> None:
+    one = Candidate(Target.OUTPUT, torch.zeros(2, 2, 3, 2), torch.float32)
+    sums = DetailedSums.of(one)
+    random = torch.Generator().manual_seed(3)
+    error = torch.rand(2, 2, 3, 2, generator=random, dtype=torch.float64)
+    error[1, 0, 2, 1] = math.nan
+    parts = [
+        Part(slice(b, b + 1), slice(h, h + 1), torch.tensor(rows))
+        for b in range(2)
+        for h in range(2)
+        for rows in ([0], [1, 2])
+    ]
+    for part in parts:
+        block = error[part.batch, part.head][:, :, part.rows]
+        explained = torch.full((1, 1), 0.01 * len(part.rows), dtype=torch.float64)
+        sums.add(errors(block, explained), part)
+    finite = error.nan_to_num(0.0)
+    squares = finite.square().sum((2, 3))
+    torch.testing.assert_close(sums.squares, squares)
+    torch.testing.assert_close(sums.explained, torch.full((2, 2), 0.03).double())
+    assert sums.sizes.tolist() == [[24, 24], [20, 24]]
+    assert sums.wrong.tolist() == ((error > 0.5) | error.isnan()).sum((2, 3)).tolist()
+    torch.testing.assert_close(sums.largest, finite.amax((2, 3)))
+    torch.testing.assert_close(sums.ratios, 4 * squares)
+    assert (sums.cells, sums.finite, sums.n_nan, sums.broken) == (24, 23, 1, True)
+    assert sums.rms == pytest.approx(math.sqrt(float(squares.sum()) / 23))
+    assert sums.rms_allowed == pytest.approx(2 * math.sqrt(float(squares.sum()) / 24))
+    assert sums.max_abs == pytest.approx(float(finite.max()))
+    assert sums.max_rel == pytest.approx(float(finite.max()) / 2)
+    assert sums.worst is not None
+    assert sums.worst[0] == (1, 0, 2, 1)
+    actual = torch.where(error.isnan(), 0.0, 2 + finite)
+    cosine = float(actual.sum()) * 2 / math.sqrt(float(actual.square().sum()) * 4 * 23)
+    assert sums.cosine == pytest.approx(cosine)
+    head, relative, explained_error = sums.worst_head or ((0, 0), 0.0, 0.0)
+    assert head == tuple(divmod(int(squares.argmax()), 2))
+    size = float(sums.sizes[head])
+    assert relative == pytest.approx(math.sqrt(float(squares.max()) / size))
+    assert explained_error == pytest.approx(math.sqrt(0.03 / size))
+    some = sums.of_heads(torch.tensor([False, True]))
+    assert some.cells == 12
+    torch.testing.assert_close(some.squares, squares[:, 1:])
+
+
+def test_a_head_is_off_beyond_eight_times_what_is_explained() -> None:
+    one = Candidate(Target.OUTPUT, torch.zeros(1, 3, 1, 1), torch.float32)
+    sums = ErrorSums.of(one)
+    error = torch.tensor([7.9, 8.1, 0.0], dtype=torch.float64).reshape(1, 3, 1, 1) / 100
+    explained = torch.full((1, 3), 1e-4, dtype=torch.float64)
+    part = Part(slice(0, 1), slice(0, 3), torch.tensor([0]))
+    sums.add(errors(error, explained), part)
+    assert sums.heads_off.tolist() == [[False, True, False]]
+    assert sums.mismatches == 0
+    unknown = ErrorSums.of(one)
+    unknown.add(errors(error), part)
+    assert unknown.heads_off.tolist() == [[False] * 3]
+    assert unknown.worst_head is None
+    # Where nothing is explained any error is too much.
+    nothing = ErrorSums.of(one)
+    nothing.add(errors(error, torch.zeros_like(explained)), part)
+    assert nothing.heads_off.tolist() == [[True, True, False]]
+
+
+def test_no_cells_have_no_error() -> None:
+    sums = DetailedSums.of(Candidate(Target.OUTPUT, torch.zeros(1, 1, 0, 2), torch.float32))
+    assert (sums.rms, sums.rms_allowed, sums.max_abs, sums.cosine) == (0, 0, 0, None)
+    assert sums.worst is None

@@ -196,6 +196,18 @@ class TestSample:
         assert sample.standard_error == pytest.approx(stated[7])
         assert sample.mean == pytest.approx(errors[7] + truth)
 
+    def test_rows_are_drawn_once_each(self) -> None:
+        problem = self.problem()
+        first, second = draw_rows(problem, 60, 3)
+        for rows, real in ((first, 400), (second, 90)):
+            assert len(np.unique(rows)) == 60
+            assert rows.tolist() == sorted(rows.tolist())
+            assert rows[0] >= 0
+            assert rows[-1] < real
+        assert [len(rows) for rows in draw_rows(problem, 100, 0)] == [100, 90]
+        assert draw_rows(problem, 60, 3)[1].tolist() == second.tolist()
+        assert draw_rows(problem, 60, 4)[1].tolist() != second.tolist()
+
     def test_all_rows_leave_no_error(self) -> None:
         problem = self.problem()
         for rows in stream_rows(problem, queries=draw_rows(problem, 1000, 0)):

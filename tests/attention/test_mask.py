@@ -570,3 +570,28 @@ def test_positions_of_some_rows_are_those_of_the_whole() -> None:
             assert mask.positions(slice(batch - 1, batch), rows).tolist() == [
                 whole[-1, rows].tolist()
             ]
+
+
+def test_hulls_hold_every_key_that_is_seen() -> None:
+    """Of any batch and any neighbouring heads, by rules, by files, and by files of each head."""
+    random = np.random.default_rng(9)
+    for file in (None, (1, 1, 6, 9), (2, 3, 6, 9), (2, 3, 1, 9), (1, 3, 6, 1)):
+        options: dict[str, Any] = {"left_window": 3, "query_offset": (2, 4), "sink_window": 1}
+        if file is not None:
+            options["attn_mask"] = random.random(file) < 0.5
+        mask = build(6, 9, batch=2, heads=3, **options)
+        seen = cells(mask)
+        for batch in range(2):
+            for heads in (None, range(1), range(1, 2), range(1, 3), range(3)):
+                hull = mask.hull(batch, heads)
+                some = seen[batch, slice(None) if heads is None else heads].any(0)
+                keys = np.arange(9)
+                inside = (keys >= hull.first[:, None]) & (keys < hull.stop[:, None])
+                if hull.kept is not None:
+                    assert hull.resumed is not None
+                    gap = (keys >= hull.kept[:, None]) & (keys < hull.resumed[:, None])
+                    inside &= ~gap
+                assert not (some & ~inside).any()
+                if hull.exact:
+                    every = seen[batch, slice(None) if heads is None else heads]
+                    assert all(np.array_equal(one, inside) for one in every)

@@ -276,6 +276,24 @@ def test_masks_of_other_sizes_are_refused(other: Mask) -> None:
         compare(build(2, 4, batch=2), other)
 
 
+def test_other_numbers_are_found_in_the_rows_where_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mask_module, "BLOCK_CELLS", 12)  # two rows at a time
+    one = np.random.default_rng(3).standard_normal((1, 2, 5, 6))
+    for row in range(5):
+        other = one.copy()
+        other[0, 1, row, 2] += 1
+        masks = [build(5, 6, heads=2, attn_mask=added) for added in (one, other)]
+        found = compare(*masks)
+        numbers = (float(each[0, 1, row, 2]) for each in (one, other))
+        cell = Cell(None, 1, row, 2, *numbers)
+        assert list(differing_cells(*masks)) == [cell]
+        assert (found.differing, found.bias_differing, found.first) == (0, 1, (cell,))
+    plain = build(5, 6, heads=2)
+    assert len(list(differing_cells(build(5, 6, heads=2, attn_mask=one), plain))) == 60
+
+
 def test_leaks_are_counted_for_each_declared_rule() -> None:
     """A causal mask that also shows one future key, and one key of another document."""
     ids = np.array([0, 0, 1, 1])

@@ -244,6 +244,14 @@ def test_batches_that_hide_other_queries_are_told_apart() -> None:
     assert alike.description.count("hidden") == 1
 
 
+def test_many_documents_are_counted_and_some_are_listed() -> None:
+    ten = np.kron(np.eye(10), np.ones((2, 2))) > 0
+    listed = ", ".join(f"{start}–{start + 1}" for start in range(0, 16, 2))
+    assert from_file(ten).description == f"10 packed documents: segments {listed} and 2 more"
+    eight = ten[:16, :16]
+    assert from_file(eight).description == f"eight packed documents: segments {listed}"
+
+
 def test_heads_that_are_alike_are_one() -> None:
     found = from_file(np.stack([LOWER, LOWER]), heads=2)
     assert found.description == "causal"

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 import attncli
+from attncli.attention.options import AttentionOptions
+from attncli.attention.problem import make_problem
 from attncli.attention.streaming import repeats
+from attncli.attention.streaming.stream import Wanted, stream_rows
 from attncli.errors import UsageError
 
 NAMES = ("induction", "duplicate_token")
@@ -172,3 +175,24 @@ def test_rows_in_runs_of_so_many_pairs() -> None:
     assert list(found.runs(2, 6, 6)) == [(2, 5), (5, 6)]
     assert list(found.runs(0, 7, 100)) == [(0, 7)]
     assert list(found.runs(3, 3, 4)) == []
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_tokens_of_all_batches_or_of_each(batches: int) -> None:
+    random = np.random.default_rng(4)
+    q, k = (torch.from_numpy(random.standard_normal((2, 1, 40, 4))) for _ in range(2))
+    tokens = random.integers(0, 5, (batches, 40))
+    problem = make_problem(q, k, None, AttentionOptions(causal=True))
+    for rows in stream_rows(problem, Wanted(tokens=tokens)):
+        own = tokens[rows.batch % batches]
+        logits = q[rows.batch, 0] @ k[rows.batch, 0].T / 2
+        hidden = torch.ones(40, 40).tril() == 0
+        weights = logits.masked_fill(hidden, -torch.inf).softmax(-1).numpy()
+        for name, share in (
+            ("duplicate_token", rows.shares.repeated),
+            ("induction", rows.shares.behind_repeated),
+        ):
+            wanted = cells_of(own, np.arange(40))[name]
+            assert share is not None
+            np.testing.assert_allclose(share.weight.numpy(), (weights * wanted).sum(1), rtol=1e-9)
+            assert share.seen.tolist() == wanted.sum(1).tolist()

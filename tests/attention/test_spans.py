@@ -203,3 +203,22 @@ def test_a_thousand_million_queries_and_keys() -> None:
         (record,) = audit_spans(mask, options).records
         assert record.kept == kept
         assert cell_counts(mask.head(0, 0), 9, 5).counts.sum() == kept
+
+
+def test_documents_of_queries_and_keys_alike_stand_where_the_axes_do() -> None:
+    cuts = (0, 3, 8)
+    options = AttentionOptions(cu_seqlens_q=cuts, cu_seqlens_k=cuts)
+    mask = mask_of_spans(options, Sizes(1, 1, 8, 8))
+    assert mask is not None
+    assert mask.positions(slice(None), slice(None)).tolist() == [list(range(8))]
+    found = audit_spans(mask, options)
+    assert found.description == "2 packed documents"
+    causal = replace(options, causal=True)
+    told = mask_of_spans(causal, Sizes(1, 1, 8, 8))
+    assert told is not None
+    said = "causal; 2 packed documents, positions counted in each"
+    assert audit_spans(told, causal).description == said
+    apart = AttentionOptions(cu_seqlens_q=(0, 2, 8), cu_seqlens_k=cuts)
+    other = mask_of_spans(apart, Sizes(1, 1, 8, 8))
+    assert other is not None
+    assert other.shift is None

@@ -176,6 +176,34 @@ def test_logits_that_reach_across_the_difference_keep_their_weight() -> None:
     assert steep.warnings == ()
 
 
+@pytest.mark.parametrize("softcap", [None, 6000.0, 3000.0])
+def test_wide_vectors_reach_as_far_as_tall_ones(softcap: float | None) -> None:
+    """Of which no entry is large: q·k is ±9216, and −10⁴ takes nothing from either key."""
+    q, k = np.full((1, 64), 12.0), np.array([[12.0], [-12.0]]) * np.ones(64)
+    added = np.array([[-1e4, 0.0]])
+    found = attncli.compute(q, k, attn_mask=added, scale=1.0, softcap=softcap)
+    kept = softcap is None or softcap > 5000  # tanh leaves 6000 · 0.91 to either side
+    assert found.statistics["weights"].n_masked == (0 if kept else 1)
+    assert found.stages["weights"][0, 0, 0].tolist() == ([1, 0] if kept else [0, 1])
+
+
+def test_each_row_decides_by_what_it_sees() -> None:
+    """With −500 and −1200 a row hides what is 745 below its largest, and nothing else."""
+    added = np.array([[0.0, -500.0, -1200.0], [-1200.0, -500.0, -1200.0], [0.0, -1200.0, 0.0]])
+    seen = cells(AttentionOptions(attn_mask=added), Sizes(1, 1, 3, 3))[0, 0]
+    assert seen.tolist() == [[True, True, False], [True] * 3, [True, False, True]]
+
+
+def test_rows_of_nothing_else_are_counted_in_all_batches_and_heads() -> None:
+    added = np.zeros((2, 2, 4, 4))
+    added[0, 0, 1:3] = added[1, 1, 3] = -1e4
+    added[..., 0, 3] = -1e4
+    said = build_mask(AttentionOptions(attn_mask=added), Sizes(2, 2, 4, 4)).warnings
+    assert said[0].startswith("«attn_mask»: 3 rows hold nothing but values of -10000 or less")
+    hidden = build_mask(AttentionOptions(attn_mask=added, hide_below=-1e4), Sizes(2, 2, 4, 4))
+    assert hidden.warnings == ()
+
+
 def test_large_norms_that_meet_nowhere_change_nothing() -> None:
     q, k = np.array([[1e3, 0.0], [1e3, 0.0]]), np.array([[0.0, 1e3], [0.0, 1e3]])
     found = attncli.compute(q, k, attn_mask=np.array([[0.0, -1e4], [0.0, 0.0]]))

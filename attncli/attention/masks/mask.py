@@ -223,7 +223,6 @@ class Mask:
             head=head,
             rows=rows,
             cols=cols,
-            batches=self._indices(batch, self.sizes.batch),
             queries=self._indices(rows, self.sizes.q_len) if isinstance(rows, slice) else rows,
             keys=self._indices(cols, self.sizes.k_len, narrow),
         )

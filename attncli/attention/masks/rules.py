@@ -29,7 +29,6 @@ class CellBlock:
     Attributes:
         batch, head: slices of their axes.
         rows, cols: indices of the queries and keys.
-        batches: int64 (b,), from 0.
         queries, keys: rows and cols as integer arrays, (rows,) and (cols,).
     """
 
@@ -37,7 +36,6 @@ class CellBlock:
     head: slice
     rows: Index
     cols: slice
-    batches: Array
     queries: Array
     keys: Array
 
@@ -289,7 +287,7 @@ def _alike(
     if 1 not in rule.values.shape[2:]:
         return None
     one, every, unused = slice(batch, batch + 1), slice(None), np.empty(0)
-    block = CellBlock(one, slice(head, head + 1), every, every, unused, unused, unused)
+    block = CellBlock(one, slice(head, head + 1), every, every, unused, unused)
     cells = rule.cells(block)[0, 0]
     if cells.shape[0] == 1:
         return IntervalMask.of_keys(rows, np.broadcast_to(cells[0], k_len))
