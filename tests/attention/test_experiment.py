@@ -418,3 +418,18 @@ def test_degrees_of_freedom_are_told_of_student_t_alone() -> None:
     for name in NAMES:
         found = one(dk=4, samples=400, distribution=Distribution(name=name, df=6.0))
         assert found.df == (6.0 if name is DistributionName.STUDENT_T else None)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 7, 9])
+def test_a_last_chunk_of_fewer_queries_counts_no_more_than_these(
+    queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three queries a chunk: means over queries of a flat softmax are those of a flat softmax."""
+    monkeypatch.setattr(experiment_module, "CHUNK_NUMBERS", 3 * 6 * 2)
+    drawn: list[int] = []
+    spec = ExperimentSpec(dk=2, keys=5, samples=5 * queries - 1, rules=(1e-12,), threads=2)
+    (found,) = experiment(spec, drawn.append)
+    assert found.entropy_bits_scaled == pytest.approx(math.log2(5), rel=1e-9)
+    assert found.max_weight_scaled == pytest.approx(0.2, rel=1e-9)
+    assert drawn == [12 * min(3, queries - at) for at in range(0, queries, 3)]
+    assert found.samples == 5 * queries - 1
