@@ -35,7 +35,7 @@ from attncli.cli.explain import (
 )
 from attncli.cli.opening import opening
 from attncli.cli.output import make_printer, write_picture, write_result
-from attncli.cli.stages import GroupStages, heat_maps, view_of
+from attncli.cli.stages import GroupStages, heat_maps, map_of_first, view_of
 from attncli.cli.terminal import progress
 from attncli.errors import AttncliError, UsageError
 from attncli.files.writer import TensorSaver
@@ -46,6 +46,9 @@ from attncli.report.table import labels_of_batch
 
 # Cells of all stages from which on somebody may wonder how long it takes.
 WORTH_WATCHING = 1 << 23
+
+# Of the picture of weights below the corners of a matrix that is too large to show.
+MAP_LINES = 22
 
 Results = dict[Stage, StageResult]
 
@@ -350,6 +353,9 @@ def _matrices(
             drawn = replace(drawn, entropies=entropies)
         if cells is not result:
             yield from report.corner_tables(result, cells, drawn)
+            if stage is Stage.WEIGHTS and printer.on_terminal:
+                given = options, output, printer
+                yield from map_of_first(one, stage, MAP_LINES, *given, title=str(stage))
             continue
         repeats = stage is Stage.MASKED and not (result.statistics.n_masked or changes)
         yield from report.stage_tables(result, drawn, repeats=repeats)

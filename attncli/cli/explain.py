@@ -13,7 +13,7 @@ from attncli.attention.stages import stages_of
 from attncli.attention.walkthrough import walk_through
 from attncli.cli.commands import ComputeOptions, OutputOptions
 from attncli.cli.opening import opening
-from attncli.cli.stages import GroupStages, view_of
+from attncli.cli.stages import GroupStages, map_of_first
 from attncli.cli.terminal import turn_pages
 from attncli.columns import Column, columns_of, record_of
 from attncli.report.explanation import (
@@ -24,7 +24,6 @@ from attncli.report.explanation import (
     explain_steps,
     step_shapes,
 )
-from attncli.report.heatmap import canvas_for, heat_map, names_of_rows
 from attncli.report.printer import Printer, heading, paragraph
 from attncli.report.table import record_table
 from attncli.report.words import walk_words
@@ -144,19 +143,13 @@ def _matrices(
     printer: Printer,
 ) -> Iterator[RenderableType]:
     """What a step computes of the first head, as far as there are lines for it."""
-    whole, is_first = one.asked.selection, step.name == "projection"
+    is_first = step.name == "projection"
     there = [Stage.Q, Stage.K] if is_first else stages_of(one.made.problem)
-    stages = tuple(stage for stage in there if is_first or stage == step.name)
-    selection = replace(whole, batches=whole.batches[:1], heads=whole.heads[:1])
-    few = replace(one, asked=replace(one.asked, stages=stages, selection=selection))
-    view = view_of(few, options, output, printer)
-    for stage in stages:
-        *_, rows, columns = few.asked.results()[stage].shape
-        names = names_of_rows(stage, 0, view)
-        canvas = canvas_for(rows, columns, names, output.digits, printer, lines=room)
-        pooled = few.asked.pooled(stage, canvas.rows, canvas.columns)
+    for stage in there:
+        if not (is_first or stage == step.name):
+            continue
         title = str(stage).upper() if is_first else ""
-        parts = [p for matrix in pooled for p in (*heat_map(matrix, canvas, view, title=title), "")]
+        parts = list(map_of_first(one, stage, room, options, output, printer, title=title))
         room -= _lines(parts, printer)
         if room < 0:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from rich.console import RenderableType
@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from attncli.analysis.compute import StagesAsked
 from attncli.analysis.options import indices
 from attncli.analysis.problems import GroupProblem
+from attncli.attention.options import Stage
 from attncli.attention.sizes import places
 from attncli.cli.commands import ComputeOptions, OutputOptions
 from attncli.cli.opening import opening
@@ -84,3 +85,34 @@ def heat_maps(
     if left:
         yield ""
         yield f"{left} more not drawn: --group, --head-index, --batch-index, --stage"
+
+
+def map_of_first(
+    one: GroupStages,
+    stage: Stage,
+    lines: int,
+    options: ComputeOptions,
+    output: OutputOptions,
+    printer: Printer,
+    *,
+    title: str,
+) -> Iterator[RenderableType]:
+    """A picture of a stage of the first selected head, of at most so many lines.
+
+    Args:
+        one: the group.
+        stage: which.
+        lines: with what frames it.
+        options, output, printer: how it is drawn, and where.
+        title: above it, in the place of its formula; "" for that.
+    """
+    whole = one.asked.selection
+    selection = replace(whole, batches=whole.batches[:1], heads=whole.heads[:1])
+    few = replace(one, asked=replace(one.asked, stages=(stage,), selection=selection))
+    view = view_of(few, options, output, printer)
+    *_, rows, columns = few.asked.results()[stage].shape
+    names = names_of_rows(stage, 0, view)
+    canvas = canvas_for(rows, columns, names, output.digits, printer, lines=lines)
+    for matrix in few.asked.pooled(stage, canvas.rows, canvas.columns, alone=options.skip_first):
+        yield from heat_map(matrix, canvas, view, title=title)
+        yield ""

@@ -70,6 +70,28 @@ def test_what_is_left_out_is_announced(run: Run) -> None:
     assert re.search(r"^ +39 ", out, re.MULTILINE), "the last row is always there"
 
 
+LARGE = ("compute", "--heads", 2, "--q-len", 300, "--k-len", 300, "--causal", "--stage", "weights")
+
+
+@pytest.mark.usefixtures("terminal")
+def test_below_corners_stands_a_picture_of_the_whole(run: Run) -> None:
+    out = run(*LARGE).stdout
+    assert widest(out) <= 80
+    above, title, below = out.partition("\nweights   head 0   (300, 300)\n")
+    assert re.search(r"^ +299 ", above, re.MULTILINE)
+    assert title
+    picture = below.split("\n\n")[0].splitlines()
+    assert len(picture) < 25
+    assert picture[-1].strip().startswith("each point is the mean of up to ")
+    rows = [line for line in picture if re.match(r" *\d+(–\d+)? [·░▒▓█]", line)]
+    assert rows[-1].split()[0].endswith("299")
+    assert [len(row) for row in rows] == sorted(len(row) for row in rows), "the future is blank"
+
+
+def test_a_pipe_has_no_picture_below_corners(run: Run) -> None:
+    assert "each point is" not in run(*LARGE).stdout
+
+
 def test_piped_tables_are_complete(run: Run) -> None:
     sizes = ("--heads", 6, "--q-len", 40, "--k-len", 40)
     out = run("compute", *sizes, "--stage", "weights").stdout
