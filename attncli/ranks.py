@@ -32,7 +32,7 @@ from importlib import import_module
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from attncli import errors
-from attncli.errors import AttncliError, CheckFailedError, ResourceError, UsageError
+from attncli.errors import AttncliError, CheckFailedError, DataError, ResourceError, UsageError
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -147,6 +147,23 @@ def _nearest(ascending: Sequence[float], value: float) -> int:
     above = min(bisect_left(ascending, value), len(ascending) - 1)
     below = max(0, above - 1)
     return below if value - ascending[below] < ascending[above] - value else above
+
+
+def require_same(mine: object, what: str) -> None:
+    """Refuse ranks that have not found the same.
+
+    Raises:
+        DataError: naming what they have found.
+    """
+    if len(set(map(repr, everywhere(repr(mine))))) > 1:
+        raise DataError("ranks", f"expected the same {what} on all of them, got others on some")
+
+
+def share_of(length: int) -> range:
+    """Which of so many things in a row are this rank's: about as many as any other's."""
+    here = Place() if _TEAM is None else _TEAM.place
+    start, stop = (length * at // here.count for at in (here.rank, here.rank + 1))
+    return range(start, stop)
 
 
 def everywhere(mine: Result) -> list[Result]:

@@ -180,6 +180,50 @@ def test_blocks_of_check_and_compute(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == by_one
 
 
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "--causal --per-row",
+        "--causal --left-window 300 --per-key --sink-keys 2",
+        "--causal --softcap 5 --alibi --sinks 0.5,1,2",
+        "--key-lengths 700 --query-lengths 1200 --per-row --precision float32",
+        "--causal --sample-rows 600 --precision float32",
+    ],
+)
+def test_keys_of_several_ranks(
+    bundle: str, in_ranks: InRanks, run: Run, words: str, count: int
+) -> None:
+    """Numbers within 1e-12 of those of one process, or what float32 rounds by; the rest alike."""
+    float32 = "float32" in words
+    arguments = ["entropy", bundle, "--head-index", "0,2", *words.split(), "-f", "json"]
+    arguments += [] if float32 else ["--precision", "float64"]
+    found = in_ranks(*arguments, "--shard", "keys", count=count)
+    assert found["codes"] == [0] * count, found["err"]
+    alone = run(*arguments).json["data"]
+    shared = json.loads(found["out"][0])
+    assert shared["params"]["shard"] == "keys"
+    assert len(shared["data"]) == len(alone)
+    for record, expected in zip(shared["data"], alone, strict=True):
+        assert record.keys() == expected.keys()
+        for key, value in expected.items():
+            if isinstance(value, float) and not float32:
+                assert record[key] == pytest.approx(value, rel=1e-12, abs=1e-12), key
+            elif isinstance(value, float):
+                assert record[key] == pytest.approx(value, rel=2e-5, abs=2e-6), key
+            else:
+                assert record[key] == value, key
+
+
+def test_keys_need_ranks_and_no_tokens(bundle: str, in_ranks: InRanks, run: Run) -> None:
+    said = "--shard keys: expected several ranks, as torchrun starts them, got one process"
+    assert said in run("entropy", bundle, "--shard", "keys", code=2).stderr
+    found = in_ranks("entropy", SAMPLES / "minilm.safetensors", "--shard", "keys")
+    assert found["codes"] == [2, 2]
+    assert "--shard keys: expected keys without tokens" in found["err"][0]
+
+
 def test_groups_with_tokens(in_ranks: InRanks, run: Run) -> None:
     arguments = ["entropy", SAMPLES / "minilm.safetensors", "-f", "json"]
     assert_same(in_ranks(*arguments), run(*arguments))

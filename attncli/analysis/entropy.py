@@ -25,6 +25,7 @@ from attncli.analysis.head_columns import (
 from attncli.analysis.tensor_files import Labels
 from attncli.attention.problem import Problem
 from attncli.attention.stages import Selection
+from attncli.attention.streaming.by_keys import rows_by_keys
 from attncli.attention.streaming.head_record import (
     AVERAGED,
     TOKEN_LABELS,
@@ -113,14 +114,24 @@ def measure_all(
     thresholds: Thresholds,
     *,
     queries: Sequence[Sequence[NDArray[np.int64]] | None],
+    by_keys: bool = False,
     advance: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[ChosenHeads, HeadRows, HeadStatistics]]:
     """The same of the heads of several problems, shared out over the ranks where there are any.
 
     Args:
         queries: as for `stream_rows`, of each problem.
+        by_keys: whether each rank has a part of the keys, not of the heads and rows.
         chosen, wanted, thresholds, advance: as for `measure`.
     """
+    if by_keys:
+        for some, rows_chosen in zip(chosen, queries, strict=True):
+            of = {"batches": some.selection.batches, "heads": some.selection.heads}
+            for rows in rows_by_keys(
+                some.problem, wanted, **of, queries=rows_chosen, advance=advance
+            ):
+                yield some, rows, head_statistics(rows, thresholds)
+        return
     if ranks.count() == 1:
         for some, rows_chosen in zip(chosen, queries, strict=True):
             found = measure(some, wanted, thresholds, queries=rows_chosen, advance=advance)

@@ -24,6 +24,7 @@ from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import problem_of_weights
 from attncli.errors import AttncliError, DataError, UsageError
 from attncli.files.text import is_file, shown
+from attncli.ranks import require_same
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,9 @@ def load_problems(
         return [problem_of(one, inputs, words, precision, device) for one in groups]
 
     files = inputs.files if weights is None else [*weights, *(inputs.files or ())]
-    if faults is None or files is None:
-        return load(files)
-    return of_sound_files(files, load, faults)
+    made = load(files) if faults is None or files is None else of_sound_files(files, load, faults)
+    require_same([(one.group.place, one.group.described) for one in made], "inputs")
+    return made
 
 
 def labelled(made: Sequence[GroupProblem], text: str) -> list[GroupProblem]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from attncli.files.reader import join, open_all, open_file
 from attncli.files.roles import fits, groups_of, is_spread, names_asked, split_name
 from attncli.files.tensor import StoredTensor, TensorFile, TensorHeader
 from attncli.files.text import listed, place, shown
+from attncli.ranks import alone
 
 Loaded = TypeVar("Loaded")
 
@@ -113,12 +115,14 @@ def of_sound_files(
             loaded.
     """
     try:
-        return load(list(files))
+        with alone() if len(files) > 1 else nullcontext():  # else each rank may leave out others
+            return load(list(files))
     except (DataError, ResourceError) as error:
         sound = []
         for file in files if len(files) > 1 else ():
             try:
-                load([file])
+                with alone():
+                    load([file])
                 sound.append(file)
             except UsageError:
                 raise error from None
@@ -128,7 +132,8 @@ def of_sound_files(
         if not sound:
             faults.clear()
             raise
-    return load(sound)
+    with alone():
+        return load(sound)
 
 
 def groups_in(names: Sequence[str], wanted: Sequence[str]) -> list[FileGroup]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attncli import ranks
 from attncli.attention.masks.interval_mask import SortedIntervals
 from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.errors import DataError
@@ -38,6 +41,17 @@ class Broken:
     neginf: int
     first: tuple[tuple[int, ...], ...]
     rows: Flags
+
+    def __add__(self, other: Broken) -> Broken:
+        """What two parts of the tensor hold."""
+        return Broken(
+            role=self.role,
+            nan=self.nan + other.nan,
+            posinf=self.posinf + other.posinf,
+            neginf=self.neginf + other.neginf,
+            first=tuple(sorted(self.first + other.first)[:_NAMED]),
+            rows=self.rows | other.rows,
+        )
 
     @property
     def count(self) -> int:
@@ -71,10 +85,10 @@ def find_broken(tensor: torch.Tensor, role: str) -> Broken | None:
     """What is not finite in a tensor (…, S, d) of any real dtype; None for nothing."""
     if not tensor.is_floating_point():
         return None
-    nan = posinf = neginf = at = 0
+    nan = posinf = neginf = 0
     first: list[tuple[int, ...]] = []
     rows = np.zeros(tuple(tensor.shape[:-1]), np.bool_)
-    for part in _parts(tensor.detach()):
+    for at, part in _own_parts(tensor.detach()):
         # NaN and inf both outlive a sum, which costs a fifth of looking at each element.
         if not math.isfinite(float(part.sum())):
             wrong = ~torch.isfinite(part)
@@ -84,10 +98,9 @@ def find_broken(tensor: torch.Tensor, role: str) -> Broken | None:
             rows[..., at : at + part.shape[-2]] = wrong.any(-1).cpu().numpy()
             for *place, row, column in wrong.nonzero()[:_NAMED].tolist():
                 first.append((*place, row + at, column))
-        at += part.shape[-2]
-    if not first:
-        return None
-    return Broken(role, nan, posinf, neginf, tuple(sorted(first)[:_NAMED]), rows)
+    own = Broken(role, nan, posinf, neginf, tuple(sorted(first)[:_NAMED]), rows) if first else None
+    found = [one for one in ranks.everywhere(own) if one is not None]
+    return reduce(add, found) if found else None
 
 
 _CARRY_ON = "«allow_nonfinite» carries on with IEEE arithmetic and counts the rows it reaches"
@@ -104,6 +117,15 @@ def refuse_nonfinite(tensor: torch.Tensor, role: str, advice: str = _CARRY_ON) -
 def all_finite(tensor: torch.Tensor) -> bool:
     """Whether a tensor of any real dtype holds no NaN and no infinity."""
     return all(bool(torch.isfinite(part).all()) for part in _parts(tensor.detach()))
+
+
+def _own_parts(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Slices of the rows that are this rank's to look at, each with the number of its first."""
+    own = ranks.share_of(tensor.shape[-2])
+    at = own.start
+    for part in _parts(tensor[..., own.start : own.stop, :]):
+        yield at, part
+        at += part.shape[-2]
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -277,11 +299,11 @@ def first_overflow(products: Products) -> tuple[tuple[int, int, int] | None, boo
 def _largest(tensor: torch.Tensor) -> float:
     """Largest finite magnitude; 0 where there is none."""
     found = 0.0
-    for part in _parts(tensor.detach()):
+    for _, part in _own_parts(tensor.detach()):
         part = part if part.is_floating_point() else part.double()  # few operations know them all
         if part.numel():
             low, high = (float(end) for end in torch.aminmax(part))
             if not math.isfinite(high - low):
                 low, high = (float(end) for end in torch.aminmax(part.nan_to_num(0.0, 0.0, 0.0)))
             found = max(found, abs(low), abs(high))
-    return found
+    return max(ranks.everywhere(found))

@@ -127,6 +127,13 @@ def compute(
     _run("compute", inputs, words, options, output)
 
 
+class Shard(StrEnum):
+    """What several processes cut work by."""
+
+    ROWS = "rows"
+    KEYS = "keys"
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class EntropyOptions:
     """Which records, of which heads, and what to fail on."""
@@ -155,6 +162,9 @@ class EntropyOptions:
         None,
         "Exit 3 if a head is so: entropy or keys on average below X, a logit above it.",
         "collapsed|nan|max-logit=X|entropy-bits=X|effective-keys=X",
+    )
+    shard: Shard = option(
+        Shard.ROWS, "Of several processes each takes some heads and rows, or some of the keys."
     )
 
 

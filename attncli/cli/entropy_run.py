@@ -28,7 +28,7 @@ from attncli.attention.streaming.head_record import HeadStatistics, Thresholds
 from attncli.attention.streaming.heads import FEWEST_SAMPLED, draw_rows
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells
 from attncli.cli import refusals
-from attncli.cli.commands import EntropyOptions, PlotOptions
+from attncli.cli.commands import EntropyOptions, PlotOptions, Shard
 from attncli.cli.opening import openings
 from attncli.cli.output import (
     end_with,
@@ -75,6 +75,9 @@ def run(
     if options.histogram:
         _require_one_head(chosen)
     known = any(some.tokens is not None for some in chosen)
+    if known and options.shard is Shard.KEYS:
+        problem = "expected keys without tokens, got tokens, which are looked for among all keys"
+        raise UsageError("--shard keys", problem, "--shard rows knows what to do with them")
     if options.grid in {column.key for column in head_columns.OF_TOKENS} and not known:
         raise UsageError("--grid", f"expected tokens for {options.grid}, got none", "«labels»")
     # Where records run down the same terminal, a bar would be drawn across them.
@@ -214,7 +217,14 @@ def _measured(
     drawn = [None if count is None else draw_rows(some.problem, count, seed) for some in chosen]
     shown = 0 if silent else int(total / ranks.count())
     with progress(printer, shown, "attention") as advance:
-        yield from analysis.measure_all(chosen, wanted, thresholds, queries=drawn, advance=advance)
+        yield from analysis.measure_all(
+            chosen,
+            wanted,
+            thresholds,
+            queries=drawn,
+            by_keys=options.shard is Shard.KEYS,
+            advance=advance,
+        )
 
 
 def _view(
@@ -297,6 +307,8 @@ def _params(options: EntropyOptions, limits: dict[str, float]) -> dict[str, Any]
         record["temperatures"] = list(temperatures)
     if options.compare_scale:
         record["compare_scale"] = True
+    if options.shard is Shard.KEYS:
+        record["shard"] = options.shard
     return record
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from attncli import ranks
 from attncli.analysis import compare_columns, head_columns
 from attncli.analysis.attention_arguments import names_file, refuse_words
 from attncli.analysis.changes import read_changes
@@ -52,6 +53,7 @@ from attncli.cli.commands import (
     PlotOptions,
     PrintOptions,
     ReportOptions,
+    Shard,
 )
 from attncli.columns import Column
 from attncli.errors import UsageError, nearest
@@ -203,6 +205,8 @@ def _indices(options: Any, sizes: Sizes | None) -> None:
 def _output(output: OutputOptions) -> None:
     """Refuse a device that is none, and targets that cannot be written."""
     require_device_name(output.device)
+    if not ranks.is_first():
+        return
     if output.output != "-":
         require_target(output.output)
     if isinstance(output, PlotOptions) and output.plot is not None:
@@ -267,6 +271,11 @@ def _views(options: EntropyOptions, words: AttentionWords, *, plot: bool) -> Non
             if given:
                 problem = "expected nothing beside --weights, got it; it needs logits"
                 raise UsageError(option, problem)
+    if options.shard is Shard.KEYS and ranks.place().count == 1:
+        problem = "expected several ranks, as torchrun starts them, got one process"
+        raise UsageError("--shard keys", problem)
+    if options.shard is Shard.KEYS and options.weights:
+        raise UsageError("--shard keys", "expected Q and K beside it, got --weights")
     if options.sample_rows is not None and (asked or options.fail_on):
         other = asked[0] if asked else "--fail-on"
         raise UsageError(other, "expected all rows, got --sample-rows")

@@ -106,3 +106,23 @@ def test_sums_of_keys_do_not_depend_on_the_cut(blocks: int) -> None:
     whole = sums(leaves)
     for cut in range(blocks + 1):
         assert_same(KeyMass.joined([sums(leaves[:cut]), sums(leaves[cut:])]), whole)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_mask_of_some_keys_is_that_part_of_it(shape: str) -> None:
+    mask, start, stop = problem_of(Precision.FLOAT32, **SHAPES[shape]).mask, 300, 700
+    some, everything = mask.of_keys(start, stop), slice(None)
+    place = slice(0, 1), slice(0, 1), slice(100, 900)
+    for name in ("visible", "bias"):
+        of_some = getattr(some, name)(*place, everything)
+        of_all = getattr(mask, name)(*place, everything)
+        assert (of_some is None) == (of_all is None)
+        if of_all is not None:
+            assert (np.broadcast_to(of_some, of_some.shape) == of_all[..., start:stop]).all()
+    hull = some.hull(0)
+    rows = np.arange(len(hull.first))
+    keys = np.arange(stop - start)
+    seen = some.visible(slice(0, 1), slice(0, 1), slice(0, len(rows)), everything)[0, 0]
+    inside = (keys >= hull.first[:, None]) & (keys < hull.stop[:, None])
+    assert (seen <= inside).all()
+    assert (seen == inside).all() or not hull.exact

@@ -171,6 +171,16 @@ class Hull:
             return replace(self, first=first, stop=stop)
         return Hull(first, stop, self.exact, self.kept[chosen], self.resumed[chosen])
 
+    def of_keys(self, start: int, stop: int) -> Hull:
+        """The same for the keys [start, stop) alone, counted from there."""
+        ends = (self.first, self.stop, self.kept, self.resumed)
+        first, last, kept, resumed = (
+            None if end is None else end.clip(start, stop) - start for end in ends
+        )
+        assert first is not None
+        assert last is not None
+        return Hull(np.minimum(first, last), last, self.exact, kept, resumed)
+
     def spans(self) -> list[tuple[int, int]]:
         """Intervals of keys, in their order, outside of which none of the queries sees any."""
         some = self.stop > self.first

@@ -68,6 +68,10 @@ class Mask:
     slopes: Array | None = None
     warnings: tuple[str, ...] = ()
     convert: Callable[[Any], Array] = np.asarray
+    # Where the keys of `sizes` start, and how many there are in all, where they are some of them;
+    # keys and positions are counted from there.
+    first_key: int = 0
+    all_keys: int | None = None
     _hulls: dict[tuple[int, ...], Hull] = field(default_factory=dict, init=False, repr=False)
 
     def visible(self, batch: slice, head: slice, rows: Index, cols: slice) -> Array:
@@ -102,8 +106,8 @@ class Mask:
 
     def distance(self, batch: slice, rows: Index, cols: slice) -> Array:
         """Int64 (b | 1, 1, rows, cols): |p − j|."""
-        block = self.block(batch, _ALL, rows, cols)
-        return abs(self.positions(batch, rows)[:, None, :, None] - block.keys)
+        keys = self.block(batch, _ALL, rows, cols).keys - self.first_key
+        return abs(self.positions(batch, rows)[:, None, :, None] - keys)
 
     def positions(self, batch: slice, rows: Index) -> Array:
         """Int64 (b | 1, rows): p, where each query stands on the key axis."""
@@ -111,7 +115,8 @@ class Mask:
             raise UsageError("«query_offset»", "expected a value, got none")
         block = self.block(batch, _ALL, rows, _ALL)
         shift = block.of_batch(self.shift)
-        return block.queries + (shift if shift.shape[1] == 1 else shift[:, rows])
+        shift = shift if shift.shape[1] == 1 else shift[:, rows]
+        return block.queries + (shift - self.first_key if self.first_key else shift)
 
     @property
     def offset(self) -> Array | None:
@@ -142,7 +147,11 @@ class Mask:
         heads = range(self.sizes.heads) if heads is None else heads
         of_heads = (heads.start, heads.stop) if self.differs(1) else ()
         key = (batch if self.differs(0) else 0, *of_heads)
-        if key not in self._hulls:
+        if key not in self._hulls and self.all_keys is not None:
+            whole = replace(self.sizes, k_len=self.all_keys)
+            hull = replace(self, sizes=whole, first_key=0, all_keys=None).hull(batch, heads)
+            self._hulls[key] = hull.of_keys(self.first_key, self.first_key + self.sizes.k_len)
+        elif key not in self._hulls:
             apart, mask = len(heads) > 1 and self.differs(1), self.on_host()
             rules = tuple(rule for rule in mask.rules if not (apart and rule.differs(1)))
             found, complete = replace(mask, rules=rules).head(batch, heads.start).by_rules
@@ -176,6 +185,11 @@ class Mask:
     def spared(self) -> float | None:
         """Added values up to it hide keys from some rows, and are all that others see."""
         return self.file.spared if isinstance(self.file, AdditiveMask) else None
+
+    def of_keys(self, start: int, stop: int) -> Mask:
+        """The same of the keys [start, stop) alone, with positions counted from there."""
+        sizes = replace(self.sizes, k_len=stop - start)
+        return replace(self, sizes=sizes, first_key=start, all_keys=self.sizes.k_len)
 
     def also(self, rule: Rule) -> Mask:
         """The same with one rule more."""
@@ -217,14 +231,18 @@ class Mask:
     def block(self, batch: slice, head: slice, rows: Index, cols: slice) -> CellBlock:
         """The cells as its rules are asked for them."""
         # Half the width is compared twice as fast.
-        narrow: Any = np.int32 if self.sizes.k_len < 2**31 else np.int64
+        first, length = self.first_key, self.sizes.k_len
+        narrow: Any = np.int32 if first + length < 2**31 else np.int64
+        if self.all_keys is not None:
+            low, high, _ = cols.indices(length)
+            cols, length = slice(low + first, high + first), self.all_keys
         return CellBlock(
             batch=batch,
             head=head,
             rows=rows,
             cols=cols,
             queries=self._indices(rows, self.sizes.q_len) if isinstance(rows, slice) else rows,
-            keys=self._indices(cols, self.sizes.k_len, narrow),
+            keys=self._indices(cols, length, narrow),
         )
 
     def _indices(self, index: slice, length: int, dtype: Any = np.int64) -> Array:

@@ -354,8 +354,8 @@ def _unit_of(values: torch.Tensor) -> float:
     return 1.0 if fits else 2.0 ** (values.shape[1].bit_length() + 1)
 
 
-def top_key_of(group: HeadGroup, index: int, row: int) -> int:
-    """The first key of the largest logit of one row of one head, in float64.
+def largest_logit_of(group: HeadGroup, index: int, row: int) -> tuple[float, int]:
+    """The largest logit of one row of one head, in float64, and the first key that has it.
 
     Each logit is summed by itself, so that equal keys have equal logits wherever they stand.
     """
@@ -377,7 +377,7 @@ def top_key_of(group: HeadGroup, index: int, row: int) -> int:
         largest, key = masked.nan_to_num(-torch.inf, torch.inf, -torch.inf).max(0)
         if float(largest) > best:
             best, best_key = float(largest), tile.start + int(key)
-    return best_key
+    return best, best_key
 
 
 def _of_heads(tensor: torch.Tensor, shared: list[int]) -> torch.Tensor:

@@ -79,6 +79,14 @@ class KeyMass:
                 whole._put(at, node)
         return whole
 
+    @classmethod
+    def side_by_side(cls, parts: Sequence[KeyMass]) -> KeyMass:
+        """Those of keys one after another."""
+        mass = torch.cat([part.mass for part in parts], -1)
+        whole = cls(torch.cat([part.queries for part in parts], -1))
+        whole._put((0, 0), _Node(0, mass))
+        return whole
+
     def _put(self, at: tuple[int, int], node: _Node) -> None:
         level, number = at
         while (sibling := self._nodes.pop((level, number ^ 1), None)) is not None:

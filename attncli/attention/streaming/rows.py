@@ -182,7 +182,7 @@ def finish_rows(group: HeadGroup, blocks: Sequence[MergedTiles]) -> RowStatistic
 
     Source: entropy H = ln Σe^(s−m) − Σe^(s−m)(s−m) / Σe^(s−m), from H = −Σ w ln w.
     """
-    sinks, merged = group.sinks, _concatenate(blocks)
+    sinks, merged = group.sinks, concatenate(blocks)
     keys, lost = merged.keys, merged.lost
     if group.given is not None:  # a row that gives nothing is an empty one, whatever it may see
         keys = keys.masked_fill(merged.row_max == NO_WEIGHT, 0)
@@ -225,7 +225,8 @@ def finish_rows(group: HeadGroup, blocks: Sequence[MergedTiles]) -> RowStatistic
     )
 
 
-def _concatenate(blocks: Sequence[MergedTiles]) -> MergedTiles:
+def concatenate(blocks: Sequence[MergedTiles]) -> MergedTiles:
+    """What is known of several blocks of rows, one after another."""
     whole: dict[str, Any] = {}
     for field in fields(MergedTiles):
         values = [getattr(block, field.name) for block in blocks]

@@ -20,9 +20,9 @@ from attncli.attention.problem import Problem
 from attncli.attention.streaming.head_group import (
     HeadGroup,
     RowBlock,
+    largest_logit_of,
     make_group,
     row_blocks,
-    top_key_of,
 )
 from attncli.attention.streaming.mass import BlockMass, KeyMass
 from attncli.attention.streaming.pooling import (
@@ -134,7 +134,7 @@ def stream_rows(
         with_top_key=wanted.top_key,
         with_distances=wanted.distances,
     )
-    for run in _runs(problem, batches, heads, queries):
+    for run in runs_of(problem, batches, heads, queries):
         with single_threaded_torch(problem.device) as workers:
             found = rows_of_groups(made_groups(make, run, workers), wanted, advance, workers)
         for _, rows in found:
@@ -153,10 +153,10 @@ def stream_outputs(
     make = partial(
         make_group, problem, problem.mask_on_device(), with_values=True, with_statistics=False
     )
-    for run in _runs(problem, batches, heads):
+    for run in runs_of(problem, batches, heads):
         with single_threaded_torch(problem.device) as workers:
             groups = made_groups(make, run, workers)
-            found = _all_rows(groups, _pieces_of(groups), None, workers)
+            found = _all_rows(groups, pieces_of(groups), None, workers)
         for group, rows in zip(groups, found, strict=True):
             assert rows.output is not None
             yield from zip([group.batch] * len(rows.output), group.heads, rows.output, strict=True)
@@ -165,7 +165,7 @@ def stream_outputs(
 Heads = tuple[int, range, NDArray[np.int64]]  # a batch, some neighbouring heads, and their queries
 
 
-def _runs(
+def runs_of(
     problem: Problem,
     batches: Sequence[int] | None,
     heads: Sequence[int] | None,
@@ -252,11 +252,11 @@ def rows_of_groups(
         advance: as for `stream_rows`.
         workers: how many threads share out the blocks of all groups.
     """
-    pieces = _pieces_of(groups)
+    pieces = pieces_of(groups)
     rows = _all_rows(groups, pieces, advance, workers)
     masses: Sequence[_Masses | None] = [None] * len(groups)
     if wanted.per_key:
-        masses = _all_mass(groups, pieces, rows, wanted.bins, advance, workers)
+        masses = masses_of(groups, pieces, rows, wanted.bins, advance, workers)
 
     def ends_of(index: int, _: None) -> tuple[RowStatistics, list[HeadRows]]:
         return rows[index], _heads_of(groups[index], wanted, rows[index], masses[index])
@@ -273,10 +273,22 @@ def _heads_of(
         repeated, behind = find_repeats(group, rows, tokens)
         shares = replace(shares, repeated=repeated, behind_repeated=behind)
     received, pooled = mass or (None, None)
+    largest = [_largest_logit(group, index, rows) for index in range(len(group.heads))]
+    return heads_of_group(group, rows, shares, largest, received, pooled)
+
+
+def heads_of_group(
+    group: HeadGroup,
+    rows: RowStatistics,
+    shares: Shares,
+    largest: Sequence[tuple[int | None, int | None]],
+    received: KeyMass | None,
+    pooled: PooledWeights | None,
+) -> list[HeadRows]:
+    """Each head of a group with all that is known of it; `largest` is the place of its logit."""
     found = []
-    for index, head in enumerate(group.heads):
+    for index, (head, (query, key)) in enumerate(zip(group.heads, largest, strict=True)):
         own = shares.of_head(index)
-        query, key = _largest_logit(group, index, rows)
         found.append(
             HeadRows(
                 **rows.of_head(index) | {"sink_mass": own.first.weight},
@@ -296,7 +308,7 @@ def _heads_of(
 Piece = tuple[int, RowBlock]  # the number of a group, and some of its rows
 
 
-def _pieces_of(groups: Sequence[HeadGroup]) -> list[Piece]:
+def pieces_of(groups: Sequence[HeadGroup]) -> list[Piece]:
     """The blocks of all groups, the heaviest first: no thread is left alone with one at the end."""
     pieces = [
         (number, block)
@@ -312,6 +324,22 @@ def _all_rows(
     advance: Callable[[int], None] | None,
     workers: int,
 ) -> list[RowStatistics]:
+    found = merged_blocks(groups, pieces, advance, workers)
+
+    def finish(index: int, _: None) -> RowStatistics:
+        return finish_rows(groups[index], found[index])
+
+    return list(parallel_map(finish, range(len(groups)), lambda: None, workers))
+
+
+def merged_blocks(
+    groups: Sequence[HeadGroup],
+    pieces: Sequence[Piece],
+    advance: Callable[[int], None] | None,
+    workers: int,
+) -> list[list[MergedTiles]]:
+    """Of each group what the tiles of its blocks say of their rows, in the order of the rows."""
+
     def merge(piece: Piece, work: Workspace) -> MergedTiles:
         number, block = piece
         return merge_tiles(groups[number], sum_tiles(groups[number], block, work))
@@ -322,17 +350,13 @@ def _all_rows(
     ]
     for (number, block), merged in _each(groups, merge, pieces, advance, workers):
         found[number][block.start] = merged
-
-    def finish(index: int, _: None) -> RowStatistics:
-        return finish_rows(groups[index], [merged for _, merged in sorted(found[index].items())])
-
-    return list(parallel_map(finish, range(len(groups)), lambda: None, workers))
+    return [[merged for _, merged in sorted(of_group.items())] for of_group in found]
 
 
 _Masses = tuple[KeyMass, PooledWeights | None]
 
 
-def _all_mass(
+def masses_of(
     groups: Sequence[HeadGroup],
     pieces: Sequence[Piece],
     rows: Sequence[RowStatistics],
@@ -375,19 +399,25 @@ def _largest_logit(
     group: HeadGroup, index: int, rows: RowStatistics
 ) -> tuple[int | None, int | None]:
     """Query and key of the largest logit of a head, the first where several are equal."""
-    if rows.max_logit is None:
-        return None, None
-    logits = rows.max_logit[index]
-    logits = torch.where(torch.isnan(logits), -torch.inf, logits)
-    if not len(logits):
-        return None, None
-    row = int(logits.argmax())
-    if bool(torch.isneginf(logits[row])):
+    row = largest_row(rows, index)
+    if row is None:
         return None, None
     query = int(group.queries[row])
     if rows.top_key is not None:
         return query, int(rows.top_key[index, row])
-    return query, top_key_of(group, index, row)
+    return query, largest_logit_of(group, index, row)[1]
+
+
+def largest_row(rows: RowStatistics, index: int) -> int | None:
+    """The first row that reaches the largest logit of a head; None for none."""
+    if rows.max_logit is None:
+        return None
+    logits = rows.max_logit[index]
+    logits = torch.where(torch.isnan(logits), -torch.inf, logits)
+    if not len(logits):
+        return None
+    row = int(logits.argmax())
+    return None if bool(torch.isneginf(logits[row])) else row
 
 
 def no_mass(group: HeadGroup) -> KeyMass:
