@@ -433,3 +433,10 @@ def test_a_last_chunk_of_fewer_queries_counts_no_more_than_these(
     assert found.max_weight_scaled == pytest.approx(0.2, rel=1e-9)
     assert drawn == [12 * min(3, queries - at) for at in range(0, queries, 3)]
     assert found.samples == 5 * queries - 1
+
+
+def test_kurtosis_is_the_fourth_moment_of_a_standardised_entry() -> None:
+    known = {"normal": 3, "uniform": 1.8, "rademacher": 1, "laplace": 6}
+    assert {name: Distribution(name=DistributionName(name)).kurtosis for name in known} == known
+    of_t = [Distribution(name=DistributionName.STUDENT_T, df=df).kurtosis for df in (3, 4, 5, 10)]
+    assert of_t == [None, None, 9, 4]

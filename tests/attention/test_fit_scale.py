@@ -183,6 +183,18 @@ def test_a_sample_of_rows_finds_the_same(source: Target, monkeypatch: pytest.Mon
     assert 8 <= found.rows <= 20 < found.rows_total == 2 * 4 * 24
 
 
+def test_rows_of_padded_queries_are_neither_looked_at_nor_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = problem_with(query_lengths=(24, 10))
+    weights = computed(problem, Target.WEIGHTS, 1.0)
+    weights[1, :, 10:] = 7.0
+    found = fit_scale(problem, Target.WEIGHTS, weights)
+    assert (found.candidates[0].name, found.rows, found.rows_total) == ("1", 136, 136)
+    monkeypatch.setattr(evidence, "SAMPLE_CELLS", 24 * 20)
+    assert fit_scale(problem, Target.WEIGHTS, weights).rows_total == 136
+
+
 def test_wrong_input_is_refused() -> None:
     problem = problem_with()
     weights = computed(problem, Target.WEIGHTS, 1.0)

@@ -28,7 +28,7 @@ from attncli.attention.masks.compare import Cell, compare, differing_cells, leak
 from attncli.attention.masks.mask import HeadMask, Mask
 from attncli.attention.masks.rules import BooleanMask
 from attncli.attention.masks.spans import mask_of_spans
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Corner
 from attncli.attention.sizes import Sizes
 from attncli.errors import DataError
 
@@ -337,6 +337,75 @@ def test_the_nearest_pattern_is_one_that_options_build() -> None:
     assert "window of -" not in found.rule
 
 
+WINDOW = "with a window of {} keys to the left ({} with the query's own)"
+ASKED: list[tuple[int, int, dict[str, Any], str]] = [
+    (
+        *(4, 4, {"causal": True, "left_window": 9}),
+        f"causal {WINDOW.format(9, 10)}; here the same as: causal",
+    ),
+    (
+        *(1, 4, {"causal": True, "query_offset": 3}),
+        "causal (bottom-right, offset 3); here the same as: full",
+    ),
+    (
+        *(2, 6, {"left_window": 7, "right_window": 1, "query_offset": 3}),
+        "window of 7 keys to the left and 1 key to the right (offset 3); "
+        "here the same as: causal (bottom-right, offset 4)",
+    ),
+    (
+        *(4, 4, {"causal": True, "left_window": 2, "dilation": 1}),
+        f"causal {WINDOW.format(2, 3)}",
+    ),
+    (
+        *(1, 9, {"causal": True, "left_window": 8, "dilation": 2, "query_offset": 8}),
+        f"causal (bottom-right, offset 8) {WINDOW.format(8, 9)}, dilated by 2; "
+        "here the same as: key padding, 4 of 9 keys hidden: 1, 3, 5, 7",
+    ),
+    (
+        *(4, 4, {"causal": True, "prefix": 4}),
+        "prefix of 4, then causal; here the same as: full",
+    ),
+    (
+        *(4, 4, {"causal": True, "key_lengths": (4,)}),
+        "causal; key padding, length 4; here the same as: causal",
+    ),
+    (4, 4, {"key_padding": np.arange(4) < 3}, "key padding, length 3"),
+    (
+        *(4, 4, {"segments": np.zeros(4, int)}),
+        "one packed document: segments 0–3; here the same as: full",
+    ),
+    (
+        *(4, 4, {"causal": True, "attn_mask": np.ones((4, 4), bool), "left_window": 9}),
+        f"causal; asked for beside the file: causal {WINDOW.format(9, 10)}",
+    ),
+    (
+        *(4, 6, {"causal": True, "query_offset": 2, "sink_window": 1, "left_window": 9}),
+        f"causal (bottom-right, offset 2) {WINDOW.format(9, 10)}, the first key kept; "
+        "here the same as: causal (bottom-right, offset 2)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("q_len", "k_len", "options", "said"), ASKED)
+def test_what_options_ask_for_is_told_where_it_does_not_show(
+    q_len: int, k_len: int, options: dict[str, Any], said: str
+) -> None:
+    asked = AttentionOptions(**options)
+    assert audit(build(q_len, k_len, **options), asked).description == said
+
+
+def test_positions_of_documents_are_told_with_their_corner() -> None:
+    cuts = {"cu_seqlens_q": (0, 2, 4), "cu_seqlens_k": (0, 3, 6)}
+    bare = "causal; two packed documents: segments 0–2, 3–5; positions counted in each document, "
+    corner = {"causal": True, "query_offset": Corner.BOTTOM_RIGHT, **cuts}
+    for options, where in (
+        (corner, "bottom-right"),
+        ({**corner, "query_offset": 1}, "at offset 1"),
+    ):
+        found = audit(build(4, 6, **options), AttentionOptions(**options))
+        assert found.description == bare + where
+
+
 # Pictures
 
 
@@ -424,7 +493,7 @@ import numpy as np
 from attncli.attention.sizes import Sizes
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.audit import audit
-from attncli.attention.options import AttentionOptions
+from attncli.attention.options import AttentionOptions, Corner
 def peak():  # ru_maxrss would start from that of the process before
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 given = np.load(sys.argv[1], mmap_mode="r")

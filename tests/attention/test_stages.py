@@ -19,7 +19,14 @@ from attncli.attention import steps
 from attncli.attention.options import AttentionOptions, Precision, Stage
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import project
-from attncli.attention.stages import StageResult, select, shape_of, stage_blocks, stages_of
+from attncli.attention.stages import (
+    StageResult,
+    pool_blocks,
+    select,
+    shape_of,
+    stage_blocks,
+    stages_of,
+)
 from attncli.attention.steps import OutputProjection, project_output
 from attncli.errors import UsageError
 
@@ -375,3 +382,50 @@ def test_projection_of_the_input(rank: int) -> None:
         for head in range(heads):
             columns = weights[f"w{role}"][:, head * width : (head + 1) * width]
             torch.testing.assert_close(found[role][:, head], x @ columns, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("cells", [1, 22, 1 << 22])
+def test_pooled_matrices_are_means_over_rectangles(
+    cells: int, largest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every stage, hidden cells left out of masked scores, and padded queries of all."""
+    monkeypatch.setattr(stages_module, "BLOCK_CELLS", cells)
+    options = {"causal": True, "query_offset": 3, "query_lengths": (7, 5)}
+    problem = problem_of(2, 2, 1, 7, 11, 3, 4, **options)
+    problem.k[1, 0, 2] = INF
+    rows, columns = np.array([0, 1, 4, 6, 7]), np.array([0, 2, 7, 11])
+    everything = whole(problem)
+    seen = np.tri(7, 11, 3, dtype=bool)
+    for stage in (Stage.SCORES, Stage.MASKED, Stage.WEIGHTS):
+        blocks = stage_blocks(problem, [stage], select(problem))
+        found = list(pool_blocks(blocks, rows, columns, largest=largest))
+        assert [(one.batch, one.head, one.stage) for one in found] == [
+            (batch, head, stage) for batch in range(2) for head in range(2)
+        ]
+        for one in found:
+            values = everything[stage][one.batch, one.head].numpy()
+            real = np.arange(7)[:, None] < (7, 5)[one.batch]
+            shown = real & (seen if stage is not Stage.SCORES else True) & np.ones((7, 11), bool)
+            counted = shown if stage is Stage.MASKED else real & np.ones((7, 11), bool)
+            assert one.nonfinite == (counted & ~np.isfinite(values)).sum()
+            for (r, c), value in np.ndenumerate(one.values):
+                box = slice(rows[r], rows[r + 1]), slice(columns[c], columns[c + 1])
+                some = values[box][(counted & np.isfinite(values))[box]]
+                expected = NAN if not some.size else some.max() if largest else some.mean()
+                assert value == pytest.approx(expected, nan_ok=True)
+                assert one.hidden[r, c] == (not shown[box].any())
+            for r, count in enumerate(one.keys_seen):
+                assert count == pytest.approx(shown[rows[r] : rows[r + 1]].sum(1).mean())
+
+
+def test_inputs_count_as_real_where_their_batch_has_queries() -> None:
+    problem = problem_of(2, 2, 1, 5, 6, 3, 4, query_lengths=(5, 2))
+    chosen = select(problem, rows=range(1, 4))
+    real = {0: [True] * 3, 1: [True, False, False]}
+    for block in stage_blocks(problem, [Stage.Q, Stage.K, Stage.V], chosen):
+        expected = real[block.batch] if block.stage is Stage.Q else [True] * 6
+        assert block.real.tolist() == expected
+        tensor = getattr(problem, block.stage.value)
+        rows = slice(1, 4) if block.stage is Stage.Q else slice(None)
+        assert torch.equal(block.values, tensor[block.batch, block.head, rows].to(block.values))

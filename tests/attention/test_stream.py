@@ -382,3 +382,30 @@ def test_works_where_gradients_are_tracked() -> None:
     q = torch.randn(5, 4, requires_grad=True)
     (rows,) = stream_rows(make_problem(q, q, q, AttentionOptions()), EVERYTHING)
     assert not rows.entropy_nats.requires_grad
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_biases_of_each_batch_and_head_are_their_own(causal: bool) -> None:
+    random = np.random.default_rng(12)
+    q, k = (torch.from_numpy(random.standard_normal((2, 3, 9, 4))) for _ in range(2))
+    for shape in ((2, 3, 9, 9), (1, 3, 9, 9), (2, 1, 1, 9), (1, 3, 9, 1), (9, 9)):
+        added = random.standard_normal(shape)
+        added[..., 2 % shape[-1]] = -np.inf if shape[-1] > 1 else 0.5
+        options = AttentionOptions(attn_mask=added, causal=causal)
+        problem = make_problem(q, k, None, options)
+        for rows in stream_rows(problem, Wanted(top_key=True)):
+            logits = q[rows.batch, rows.head] @ k[rows.batch, rows.head].T / 2
+            bias = torch.tensor(np.broadcast_to(added, (2, 3, 9, 9))[rows.batch, rows.head])
+            plain = logits + bias
+            if causal:
+                plain = plain.masked_fill(torch.ones(9, 9).tril() == 0, -torch.inf)
+            weights = plain.softmax(-1)
+            entropy = torch.special.entr(weights).sum(-1)
+            close(rows.entropy_nats, entropy, 1e-12)
+            assert rows.logsumexp is not None
+            close(rows.logsumexp, plain.logsumexp(-1), 1e-12)
+            assert rows.sink_mass is not None
+            close(rows.sink_mass, weights[:, 0], 1e-12)
+            assert rows.keys.tolist() == torch.isfinite(plain).sum(-1).tolist()
+            assert rows.top_key is not None
+            assert rows.top_key.tolist() == plain.argmax(-1).tolist()
