@@ -1,4 +1,4 @@
-"""Rules that a candidate follows and the reference lacks: their sizes are read off exactly."""
+"""Rules and numbers that a candidate follows and the reference lacks: they are read off exactly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import torch
 
 from attncli.attention.check.added import added_rules
 from attncli.attention.check.candidate import Target, read_candidate
-from attncli.attention.check.evidence import Evidence, judge, sample_rows
+from attncli.attention.check.evidence import (
+    Evidence,
+    find_dropout,
+    fitted_scale,
+    fitted_sinks,
+    fitted_softcap,
+    judge,
+    other_value_heads,
+    sample_rows,
+)
 from attncli.attention.check.mistakes import Alternative
 from attncli.attention.check.variant import Variant, evaluate, parts_of, right_variant
 from attncli.attention.options import AttentionOptions
@@ -170,3 +179,117 @@ def test_rules_that_are_there_already_are_not_added() -> None:
     assert steps == list(range(2, 9))
     averaged = replace(evidence, base=replace(evidence.base, heads_averaged=True))
     assert added_rules(averaged) == []
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("scale", "target"),
+    [(0.137, Target.OUTPUT), (-0.3, Target.WEIGHTS), (3.25, Target.LOGSUMEXP)],
+)
+def test_a_scale_is_fitted_to_its_last_digit(scale: float, target: Target) -> None:
+    evidence = evidence_of({"causal": True}, {"scale": scale}, [target])
+    (fitted,) = fitted_scale(evidence.base, evidence)
+    assert fitted.changes == {"scale": scale}
+    assert judge(fitted.variant, evidence).explains
+
+
+def test_scores_that_are_alike_tell_no_scale() -> None:
+    evidence = evidence_of({}, {}, [Target.WEIGHTS])
+    problem = evidence.base.problem
+    flat = evidence.base.with_problem(q=torch.zeros_like(problem.q))
+    even = torch.full((1, 2, LENGTH, LENGTH), 1 / LENGTH, dtype=torch.float64)
+    candidate = read_candidate(Target.WEIGHTS, even, problem)
+    assert list(fitted_scale(flat, sample_rows(flat, [candidate]))) == []
+
+
+@pytest.mark.parametrize(
+    ("softcap", "target"),
+    [(0.8, Target.OUTPUT), (2.5, Target.WEIGHTS), (11.0, Target.LOGSUMEXP)],
+)
+def test_a_soft_cap_is_fitted(softcap: float, target: Target) -> None:
+    evidence = evidence_of({"scale": 4.0}, {"softcap": softcap}, [target])
+    (fitted,) = fitted_softcap(evidence.base, evidence)
+    assert fitted.changes == {"softcap": softcap}
+    assert judge(fitted.variant, evidence).explains
+
+
+def test_no_soft_cap_is_fitted_where_none_helps() -> None:
+    assert list(fitted_softcap((right := evidence_of({}, {}, TARGETS)).base, right)) == []
+    capped = evidence_of({"softcap": 3.0}, {"softcap": 2.0}, TARGETS)
+    assert list(fitted_softcap(capped.base, capped)) == []
+    other = evidence_of({}, {"scale": -0.5}, TARGETS)
+    assert list(fitted_softcap(other.base, other)) == []
+
+
+@pytest.mark.parametrize("target", [Target.OUTPUT, Target.WEIGHTS])
+def test_the_sink_of_each_head_is_fitted(target: Target) -> None:
+    sinks = (1.25, -0.5)
+    evidence = evidence_of({"causal": True}, {"sinks": np.array(sinks)}, [target])
+    (fitted,) = fitted_sinks(evidence.base, evidence)
+    assert fitted.changes == {"sinks": sinks}
+    assert judge(fitted.variant, evidence).explains
+
+
+def test_no_sinks_are_fitted_where_nothing_tells_them() -> None:
+    for declared, made, targets in (
+        ({}, {"sinks": np.ones(2)}, [Target.LOGSUMEXP]),
+        ({"sinks": np.zeros(2)}, {"sinks": np.ones(2)}, [Target.OUTPUT]),
+        ({}, {}, [Target.WEIGHTS]),
+    ):
+        evidence = evidence_of(declared, made, targets)
+        assert list(fitted_sinks(evidence.base, evidence)) == []
+    # Of a head without one it is so low that it takes nothing.
+    evidence = evidence_of({}, {"sinks": np.array([2.0, -40.0])}, [Target.WEIGHTS])
+    (fitted,) = fitted_sinks(evidence.base, evidence)
+    assert fitted.changes["sinks"] == (2.0, -10000.0)
+
+
+@pytest.mark.parametrize("chosen", [(1, 0), (0, 0), (1, 1), (0, 1)])
+def test_other_value_heads_are_found(chosen: tuple[int, int]) -> None:
+    evidence = evidence_of({"causal": True}, {}, [Target.OUTPUT])
+    made = replace(evidence.base, value_heads=chosen)
+    (part,) = parts_of(made.problem, torch.arange(LENGTH), range(1), all_heads=True)
+    output = evaluate(made, part).of(Target.OUTPUT)
+    candidates = [read_candidate(Target.OUTPUT, output, made.problem)]
+    evidence = sample_rows(evidence.base, candidates)
+    found_heads = [one.variant.value_heads for one in other_value_heads(evidence.base, evidence)]
+    assert found_heads == ([] if chosen == (0, 1) else [chosen])
+    weights = evidence_of({}, {}, [Target.WEIGHTS])
+    assert list(other_value_heads(weights.base, weights)) == []
+
+
+def dropped(probability: float, factor: float, target: Target = Target.WEIGHTS) -> Evidence:
+    """Weights, and what follows from them, of which some are 0 and the others larger."""
+    base = evidence_of({}, {}, [Target.WEIGHTS]).base
+    (part,) = parts_of(base.problem, torch.arange(LENGTH), range(1), all_heads=True)
+    right = evaluate(base, part)
+    keep = torch.rand(right.weights.shape, generator=torch.Generator().manual_seed(1))
+    other = right.with_weights(torch.where(keep >= probability, right.weights * factor, 0.0))
+    targets = [Target.WEIGHTS] if target is Target.WEIGHTS else [target, Target.WEIGHTS]
+    return sample_rows(base, [read_candidate(t, other.of(t), base.problem) for t in targets])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+def test_dropout_is_seen_by_its_zeros_and_what_is_left(probability: float, target: Target) -> None:
+    evidence = dropped(probability, 1 / (1 - probability), target)
+    result = find_dropout(evidence.base, evidence)
+    assert result is not None
+    assert result.explains
+    assert result.differs
+
+
+@pytest.mark.parametrize(
+    ("probability", "factor", "seen"),
+    [(0.5, 1.1, True), (0.0, 1.25, True), (0.2, 1.0, False), (0.3, 0.7, False)],
+)
+def test_weights_that_are_no_dropout(probability: float, factor: float, seen: bool) -> None:
+    """Too many or too few zeros for what the others are, or nothing that grew."""
+    evidence = dropped(probability, factor)
+    result = find_dropout(evidence.base, evidence)
+    assert (result is not None) == seen
+    assert result is None or not result.explains
+    output = evidence_of({}, {}, [Target.OUTPUT])
+    assert find_dropout(output.base, output) is None

@@ -440,3 +440,44 @@ def test_kurtosis_is_the_fourth_moment_of_a_standardised_entry() -> None:
     assert {name: Distribution(name=DistributionName(name)).kurtosis for name in known} == known
     of_t = [Distribution(name=DistributionName.STUDENT_T, df=df).kurtosis for df in (3, 4, 5, 10)]
     assert of_t == [None, None, 9, 4]
+
+
+def plain_interval(groups: list[np.ndarray]) -> tuple[float, float]:
+    """The interval as its sources have it, group by group, by plain sums."""
+    count, many = sum(map(len, groups)), len(groups)
+    grand = sum(float(x.sum()) for x in groups) / count
+    sizes = np.array([len(x) for x in groups])
+    unbiased = many / (many - 1)
+    between = np.array([len(x) * (x.mean() - grand) ** 2 for x in groups])
+    within = np.array([((x - x.mean()) ** 2).sum() for x in groups])
+    parts = []
+    for of_group, factor in ((between, unbiased), (within, 1.0)):
+        mean = of_group.sum() / count
+        strays = (of_group - sizes * mean) * factor
+        squares = (strays**2).sum()
+        error = math.sqrt(squares * unbiased) / count / (mean * factor)
+        kurtosis = many * (strays**4).sum() / squares**2
+        kurtosis *= 1 + 4 * kurtosis / many
+        freedom = min(many - 1, max(3.0, (many - 1) / max(1.0, (kurtosis - 1) / 2)))
+        reach = student_quantile(0.975, freedom) * error
+        low, high = -math.expm1(error**2 - reach), math.expm1(error**2 + reach)
+        parts.append((mean * factor, low * mean * factor, high * mean * factor, strays))
+    (a, low_a, high_a, of_a), (b, low_b, high_b, of_b) = parts
+    rho = (of_a * of_b).sum() / math.sqrt((of_a**2).sum() * (of_b**2).sum())
+    below = math.sqrt(low_a**2 + low_b**2 + 2 * rho * low_a * low_b)
+    above = math.sqrt(high_a**2 + high_b**2 + 2 * rho * high_a * high_b)
+    return max(0.0, a + b - below), a + b + above
+
+
+@pytest.mark.parametrize(("many", "width", "left_out"), [(3, 5, 0), (9, 4, 3), (60, 7, 2)])
+@pytest.mark.parametrize("heavy", [False, True])
+def test_intervals_are_those_of_their_sources(
+    many: int, width: int, left_out: int, heavy: bool
+) -> None:
+    random = np.random.default_rng(many)
+    x = random.standard_normal((many, width)) + random.standard_normal((many, 1))
+    x = x**3 if heavy else x
+    counted = x.size - left_out
+    groups = [row[: max(0, counted - width * at)] for at, row in enumerate(x)]
+    found = ClusterSums.of(x.copy(), 0.3, counted).interval()
+    assert found == pytest.approx(plain_interval(groups), rel=1e-9)

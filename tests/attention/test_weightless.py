@@ -187,6 +187,15 @@ def test_wide_vectors_reach_as_far_as_tall_ones(softcap: float | None) -> None:
     assert found.stages["weights"][0, 0, 0].tolist() == ([1, 0] if kept else [0, 1])
 
 
+def test_rows_that_are_far_from_each_other_reach_no_further() -> None:
+    """Of both rows the keys are alike, though one row is 10⁴ above the other."""
+    q, k = np.array([[5000.0], [-5000.0]]), np.ones((2, 1))
+    found = attncli.compute(q, k, attn_mask=np.array([[-1e4, 0.0]]), scale=1.0)
+    assert found.statistics["weights"].n_masked == 2
+    apart = attncli.compute(q, k * [[1.0], [-1.0]], attn_mask=np.array([[-1e4, 0.0]]), scale=1.0)
+    assert apart.statistics["weights"].n_masked == 0
+
+
 def test_each_row_decides_by_what_it_sees() -> None:
     """With −500 and −1200 a row hides what is 745 below its largest, and nothing else."""
     added = np.array([[0.0, -500.0, -1200.0], [-1200.0, -500.0, -1200.0], [0.0, -1200.0, 0.0]])
