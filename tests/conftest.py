@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from printed import check_printed
+from printed import arguments_of, check_run
 from typer.testing import CliRunner
 
 from attncli.cli.app import app
@@ -45,19 +46,34 @@ def _refuse(constant: str) -> None:
 Run = Callable[..., Outcome]
 
 
+@pytest.fixture(autouse=True)
+def _documents_fit_their_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test has the program print for programs is checked, in whatever process it runs."""
+    in_process, in_another = CliRunner.invoke, subprocess.run
+
+    def invoke(runner: CliRunner, program: Any, args: Any = None, **given: Any) -> Any:
+        result = in_process(runner, program, args, **given)
+        if program is app and isinstance(args, list):
+            check_run(args, result.exit_code, result.stdout)
+        return result
+
+    def run(words: Any, *args: Any, **given: Any) -> Any:
+        done = in_another(words, *args, **given)
+        check_run(arguments_of(words) or [], done.returncode, done.stdout, given.get("cwd") or ".")
+        return done
+
+    monkeypatch.setattr(CliRunner, "invoke", invoke)
+    monkeypatch.setattr(subprocess, "run", run)
+
+
 @pytest.fixture
 def run() -> Run:
-    """Run `attncli ARGS`; fails unless the exit code is the expected one (0).
-
-    What is printed for programs has to fit its schema.
-    """
+    """Run `attncli ARGS`; fails unless the exit code is the expected one (0)."""
 
     def run_program(*args: object, stdin: bytes | None = None, code: int = 0) -> Outcome:
         result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
         outcome = Outcome(result.exit_code, result.stdout, result.stderr)
         assert outcome.code == code, (outcome.code, outcome.stderr, result.exception)
-        if code in (0, 3):
-            check_printed([str(arg) for arg in args], outcome.stdout)
         return outcome
 
     return run_program

@@ -10,6 +10,8 @@ from typing import Any
 
 from jsonschema_rs import Draft202012Validator, meta
 
+from attncli.cli.app import FORMATS
+from attncli.cli.commands import COMMANDS
 from attncli.cli.documents import DOCUMENTS
 from attncli.report.printer import schema_name
 from attncli.report.schema import Document, Records, schema_of_document, schema_of_record
@@ -45,12 +47,45 @@ def of_record(name: str, record: str) -> Draft202012Validator:
     return Draft202012Validator(closed(schema))
 
 
-def check_printed(arguments: Sequence[str], printed: str) -> None:
-    """Fail unless what a run printed for programs fits its schema, be it to a file."""
-    command, form = arguments[0], _value(arguments, "--format", "-f")
-    target = Path(_value(arguments, "--output", "-o") or "-")
-    if form and command != "capture" and target.is_file():  # whose bundle it is
+def check_run(
+    arguments: Sequence[str], code: int, printed: str | bytes | None, folder: str | Path = "."
+) -> None:
+    """Fail unless what a run printed for programs fits its schema, be it to a file.
+
+    Args:
+        arguments: behind the program's name.
+        code: that it ended with.
+        printed: to standard output; None where that is not known.
+        folder: where it ran.
+    """
+    text = printed.decode(errors="replace") if isinstance(printed, bytes) else printed or ""
+    printing = set(COMMANDS) - {"schema"}
+    if not arguments or arguments[0] not in printing or {"--help", "-h", "help"} & {*arguments}:
+        return
+    if code in (0, 3) or (code == 1 and text):  # some of the files were left out
+        check_printed(arguments, text, Path(folder) if code != 1 else None)
+
+
+def arguments_of(words: Any) -> list[str] | None:
+    """What follows the program's name in a command line; None where that is another's."""
+    found = [str(word) for word in words] if isinstance(words, list | tuple) else []
+    names = [place for place, word in enumerate(found) if Path(word).name == "attncli"]
+    is_ours = names and (names[0] == 0 or found[names[0] - 1] == "-m")
+    return found[names[0] + 1 :] if is_ours else None
+
+
+def check_printed(arguments: Sequence[str], printed: str, folder: Path | None) -> None:
+    """The same of a run that printed something, in a folder; None for no look at files."""
+    command, form = arguments[0], _value(arguments, "--format", "-f").casefold()
+    named = _value(arguments, "--output", "-o")
+    form = form or FORMATS.get(Path(named).suffix.lower(), "")
+    if named not in ("", "-") and command != "capture":  # whose bundle it is
+        target = None if folder is None else folder / named
+        if target is None or not target.is_file():
+            return
         printed = target.read_text(encoding="utf-8")
+    elif not printed and form != "ndjson":
+        return
     if form == "json":
         check_document(json.loads(printed))
     elif "--columns" in arguments:

@@ -151,7 +151,7 @@ def test_descriptive_keys_do_not_warn_and_near_misses_do(save: Save) -> None:
     save({"l1": {"casual": True, "left_windows": 3}})
     said = run("entropy b.safetensors").err
     assert "declares 'casual', which attncli does not know; did you mean causal?" in said
-    assert "was 'left_window' meant?" in said
+    assert "did you mean left_window?" in said
 
 
 def test_labels_of_another_entry_and_from_a_key_on(save: Save) -> None:
@@ -196,8 +196,8 @@ def test_mask_says_which_groups_see_what(save: Save) -> None:
         m=CAUSAL,
     )
     lines = run("mask b.safetensors").out.splitlines()
-    assert [line.split("  ")[0] for line in lines[1:3]] == ["l0, l3, l2", "l1"]
-    assert "causal with a window of 1 key to the left" in lines[2]
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["l0, l3, l2", "l1"]
+    assert "causal with a window of 1 key to the left" in lines[3]
     records = json.loads(run("mask b.safetensors -f json").out)["data"]
     assert [record["groups"] for record in records] == [["l0", "l3", "l2"], ["l1"]]
     assert [record["kept"] for record in records] == [21, 11]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from printed import check_run
 from safetensors.numpy import load_file, save_file
 
 import attncli
@@ -58,7 +59,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         with pytest.raises(SystemExit) as ended:
             app(["mask", *line.split()])
         out, err = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), out, err)
+        code = int(ended.value.code or 0)
+        check_run(["mask", *line.split()], code, out)
+        return Ran(code, out, err)
 
     return run_mask
 

@@ -274,3 +274,23 @@ def test_schemas_load_what_declares_them_alone(words: str) -> None:
     ran = [sys.executable, "-c", script, *words.split()]
     done = subprocess.run(ran, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("line", ["entropy -f json", "entropy -o x.json", "mask -f json -o x.txt"])
+def test_every_run_of_a_test_is_checked(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = line.split()[0]
+    wrong = f'{{"schema": "attncli.{command}/1"}}'
+    monkeypatch.setattr("attncli.cli.output.document", lambda *_, **__: iter([wrong]))
+    with pytest.raises(AssertionError, match="required"):
+        run(*line.split())
+
+
+def test_processes_of_their_own_are_checked_too(tmp_path: Path) -> None:
+    said = 'import sys; print(\'{"schema": "attncli.entropy/1"}\')'
+    (tmp_path / "attncli.py").write_text(said)
+    words = [sys.executable, "-m", "attncli", "entropy", "-f", "json"]
+    with pytest.raises(AssertionError, match="required"):
+        subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)

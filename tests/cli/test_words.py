@@ -187,7 +187,7 @@ def test_a_mask_for_no_heads_and_documents_that_are_no_numbers(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("e.npy", np.ones((1, 0, 3, 2), np.float32))
-    assert "full" in run("mask", "e.npy", "e.npy").stdout
+    assert "no heads" in run("mask", "e.npy", "e.npy").stdout
     assert len(run("mask", "e.npy", "e.npy", "-f", "csv").stdout.splitlines()) == 1
     np.save("nan.npy", np.full(3, np.nan))
     for option in ("--cu-seqlens-q", "--cu-seqlens-k"):
