@@ -1,4 +1,4 @@
-"""Draw the pictures of README and docs: the real output of commands in colour, and a report.
+"""Draw the pictures of README and docs: real output of commands in colour, docs/{report,heads}.png.
 
 python .github/make_picture.py     # needs the extra `dev`, and Chromium for the report
 """
@@ -13,11 +13,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.text import Text
 
 HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
 # Name of the picture → its width in columns, and the command.
 PICTURES = {
     "compute": (88, "compute --causal --stage scaled,masked,weights,output"),
@@ -45,8 +47,8 @@ def draw(name: str, width: int, command: str) -> None:
     console.save_svg(str(HERE / f"{name}.svg"), title="attncli", unique_id="attncli")
 
 
-def draw_heads() -> None:
-    """Write the page about MiniLM, and take a picture of all its heads."""
+def draw_page() -> None:
+    """Write the page about MiniLM, and take a picture of its top, and one of all heads there."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as browsers:
         page = Path(folder) / "heads.html"
         report = ["report", "sample_inputs/minilm.safetensors", "-o", str(page), "--quiet"]
@@ -56,11 +58,13 @@ def draw_heads() -> None:
         tab = browser.new_page(viewport={"width": 1120, "height": 1640}, color_scheme="light")
         tab.goto(page.as_uri())
         tab.wait_for_timeout(500)
-        tab.screenshot(path=HERE.parent / "docs" / "heads.png", clip=ALL_HEADS)
+        top = Image.open(io.BytesIO(tab.screenshot()))
+        top.convert("RGB").quantize(256).save(DOCS / "report.png", optimize=True)
+        tab.screenshot(path=DOCS / "heads.png", clip=ALL_HEADS)
         browser.close()
 
 
 if __name__ == "__main__":
-    draw_heads()
+    draw_page()
     for name, (width, command) in PICTURES.items():
         draw(name, width, command)

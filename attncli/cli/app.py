@@ -28,7 +28,7 @@ from typer.core import TyperGroup
 from attncli import __version__, ranks
 from attncli.analysis.options import AttentionWords, refuse_beyond_64_bits
 from attncli.attention.options import OPTIONS, Kind, MaskTrue, Stage, Told
-from attncli.cli.commands import COMMANDS, examples_of
+from attncli.cli.commands import COMMANDS, EXAMPLES
 from attncli.cli.completion import WORDS as WORDS_BEFORE
 from attncli.cli.completion import completion_of, join_words_of_bash
 from attncli.cli.failures import exit_code_of
@@ -130,11 +130,18 @@ def subcommand(declared: Callable[..., None], words: Sequence[str] | None = None
     app.command(
         declared.__name__,
         help=help,
-        epilog=examples_of(declared.__name__).replace("[", "\\["),
+        epilog=_examples_of(declared.__name__).replace("[", "\\["),
         context_settings=HELP_NAMES,
         add_help_option=len(needed) == len(options),
     )(run)
     return typer.main.get_command(app)
+
+
+def _examples_of(name: str) -> str:
+    """What stands at the end of a command's help."""
+    *lines, page = EXAMPLES[name]
+    # Blank lines between them: old versions of Typer join the others.
+    return "\n\n".join(["Examples:", *(f"$ attncli {line}" for line in lines), f"More: {page}"])
 
 
 def _options_of(kind: Any) -> Options:

@@ -652,13 +652,6 @@ EXAMPLES = {
 }
 
 
-def examples_of(name: str) -> str:
-    """What stands at the end of a command's help."""
-    *lines, page = EXAMPLES[name]
-    # Blank lines between them: old versions of Typer join the others.
-    return "\n\n".join(["Examples:", *(f"$ attncli {line}" for line in lines), f"More: {page}"])
-
-
 # In the order of the help.
 COMMANDS = {
     command.__name__: command
