@@ -142,6 +142,10 @@ def test_no_queries_or_no_keys(q_len: int, k_len: int, ids: bool) -> None:
     assert cells(mask).shape == (1, 1, q_len, k_len)
     assert not cells(mask).any()
     assert not mask.hull(0).stop.any()
+    divided = {"segments": segments, "left_window": 1, "dilation": 2, "query_offset": 0}
+    found = build(q_len, k_len, **divided).head(0, 0).marginals
+    assert (len(found.counts), len(found.used)) == (q_len, k_len)
+    assert found.kept == 0
 
 
 @pytest.mark.parametrize(

@@ -409,3 +409,18 @@ def test_biases_of_each_batch_and_head_are_their_own(causal: bool) -> None:
             assert rows.keys.tolist() == torch.isfinite(plain).sum(-1).tolist()
             assert rows.top_key is not None
             assert rows.top_key.tolist() == plain.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("sink_keys", [1, 3])
+def test_first_keys_that_a_window_hides_get_nothing(sink_keys: int) -> None:
+    random = np.random.default_rng(13)
+    q, k = (torch.from_numpy(random.standard_normal((1, 2, 12, 4))) for _ in range(2))
+    problem = make_problem(q, k, None, AttentionOptions(causal=True, left_window=2))
+    place = torch.arange(12)
+    seen = (place <= place[:, None]) & (place >= place[:, None] - 2)
+    for rows in stream_rows(problem, Wanted(sink_keys=sink_keys)):
+        logits = q[0, rows.head] @ k[0, rows.head].T / 2
+        weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
+        assert rows.sink_mass is not None
+        close(rows.sink_mass, weights[:, :sink_keys].sum(-1), 1e-12)
+        assert rows.shares.first.seen.tolist() == seen[:, :sink_keys].sum(-1).tolist()

@@ -118,6 +118,8 @@ def test_where_the_naive_softmax_fails(row: list[float], overflows: int, underfl
 def test_the_naive_softmax_of_hidden_keys_does_not_count() -> None:
     found = walk_through(scores_of([1.0, 1000.0], attn_mask=np.array([True, False])))
     assert (found.naive_overflows, max_logit(found)) == (0, 1.0)
+    low = walk_through(scores_of([-1000.0, 0.0], attn_mask=np.array([True, False])))
+    assert (low.naive_overflows, low.naive_underflows) == (0, 1)
 
 
 def test_the_online_softmax_ends_at_the_stable_one() -> None:
