@@ -78,6 +78,8 @@ def test_packed_heads_of_all_three_in_a_row(kv_heads: int | None) -> None:
     assert said == []
     turned, _ = split_fused(packed.transpose(0, 1), Layout.SBH, H, kv_heads)
     assert_split(turned, expected)
+    single, _ = split_fused(packed, Layout.BSH, 1, 1)
+    assert {tensor.shape for tensor in single.values()} == {(B, 1, S, packed.shape[-1] // 3)}
     alone, _ = split_fused(packed[0], Layout.BHSD, H, kv_heads)
     assert_split(alone, {role: part[:1] for role, part in expected.items()})
 

@@ -429,3 +429,18 @@ def test_inputs_count_as_real_where_their_batch_has_queries() -> None:
         tensor = getattr(problem, block.stage.value)
         rows = slice(1, 4) if block.stage is Stage.Q else slice(None)
         assert torch.equal(block.values, tensor[block.batch, block.head, rows].to(block.values))
+
+
+@pytest.mark.parametrize("cells", [1, 11, 1 << 22])
+def test_projected_outputs_of_any_rows_and_blocks(
+    cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages_module, "BLOCK_CELLS", cells)
+    problem = problem_of(2, 2, 1, 6, 5, 3, 4)
+    projection = OutputProjection(normal(8, 7, seed=9), normal(7, seed=10))
+    packed = whole(problem)[Stage.OUTPUT].transpose(1, 2).flatten(2)
+    expected = (packed @ projection.weight + projection.bias)[:, None]
+    found = gathered(problem, [Stage.PROJECTED], projection)
+    assert_values(found[Stage.PROJECTED], expected)
+    some = gathered(problem, [Stage.PROJECTED], projection, rows=range(1, 5))
+    assert_values(some[Stage.PROJECTED], expected[:, :, 1:5])

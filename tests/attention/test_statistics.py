@@ -81,3 +81,11 @@ def test_moments_beyond_the_numbers_are_not_finite_and_warn_of_nothing(parts: li
     assert found.std is not None
     assert not math.isfinite(found.std)
     assert math.isfinite(found.maximum)
+
+
+def test_what_is_not_finite_is_counted_over_all_parts() -> None:
+    nan, inf = float("nan"), float("inf")
+    parts = ([nan, 1.0], [inf, nan, -inf], [nan], [2.0], [inf, -inf, -inf])
+    found = taken(*(np.array(part) for part in parts))
+    assert (found.n_nan, found.n_posinf, found.n_neginf, found.count) == (3, 2, 3, 2)
+    assert (found.minimum, found.maximum) == (1.0, 2.0)
