@@ -25,6 +25,11 @@ PAGES = {"README.md": README} | {
     if path.parent != CHINESE
 }
 # What stands between the words of one command and the rest of a line of shell.
+# Programs that come with Python, by its own name.
+_OF_PYTHON = """
+python() { "$PYTHON" "$@"; }
+torchrun() { "$PYTHON" -m torch.distributed.run "$@"; }
+"""
 _END_OF_COMMAND = re.compile(r"\s+(?:#|\||>|2>|&&|;)|;|\)$")
 
 
@@ -132,7 +137,7 @@ def printed_by(shown: Shown, run: Any) -> str | None:
         for name, text in (("1", outcome.stdout), ("2", outcome.stderr)) if single else ():
             (Path(said) / name).write_text(text, encoding="utf-8")
         ran = subprocess.run(
-            ["bash", "-c", f'{replay}\npython() {{ "$PYTHON" "$@"; }}\n{shown.line}'],
+            ["bash", "-c", f"{replay}\n{_OF_PYTHON}\n{shown.line}"],
             env=os.environ | {"PYTHON": sys.executable, "SAID": said},
             capture_output=True,
             text=True,

@@ -138,8 +138,7 @@ def _merge(own: MergedTiles, keys: _Keys) -> MergedTiles:
         parts[-1] = torch.where(is_owner, own.top_key + keys.start, 0).to(torch.float64)
     minus_1, shifted, seen, *others = ranks.reduce(torch.stack(parts), "SUM")
     broken = lost > 0
-    return replace(
-        own,
+    return MergedTiles(
         row_max=row_max,
         sum_exp_minus_1=minus_1.masked_fill(broken | vanished, torch.nan),
         sum_exp_shifted=shifted,
@@ -149,6 +148,7 @@ def _merge(own: MergedTiles, keys: _Keys) -> MergedTiles:
         keys=seen.to(torch.int64),
         nonfinite=nonfinite > 0,
         lost=broken,
+        output=None,
     )
 
 
