@@ -44,8 +44,8 @@ def main(pairs: int) -> None:
     def by_hand() -> object:
         return torch.softmax(q @ k.mT * 0.125, -1)
 
-    def fused() -> object:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    def fused(causal: bool) -> object:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     def everything(causal: bool) -> object:
         return attncli.compute(q, k, v, causal=causal).statistics
@@ -61,7 +61,13 @@ def main(pairs: int) -> None:
         ),
         ("all stages with statistics / by hand", partial(everything, False), by_hand, 6),
         ("the same, causal / by hand", partial(everything, True), by_hand, None),
-        ("output / SDPA", partial(compute, stages=["output"]), fused, 1.5),
+        ("output / SDPA", partial(compute, stages=["output"]), partial(fused, False), 1.5),
+        (
+            "the same, causal / SDPA",
+            partial(compute, stages=["output"], causal=True),
+            partial(fused, True),
+            1.5,
+        ),
     ]
     for name, ours, theirs, limit in cases:
         report(name, limit, partial(in_process, ours), partial(in_process, theirs), pairs)

@@ -6,7 +6,7 @@ Both sides of a pair start from nothing, import what they need, read the same .n
 They alternate, so that a machine that slows down slows both; the medians of the ratios are
 printed, and the largest resident sets. On a machine with other work the ratio of CPU seconds is
 the steadier one, though it counts what a side spends waiting for its own threads. Ratios "net" of
-start-up have the time of the same command on one query taken off both sides.
+start-up have the time of each side's command on one query taken off it.
 """
 
 from __future__ import annotations
@@ -74,20 +74,24 @@ class Case:
         ours, theirs: arguments of the interpreter.
         limit: the ratio of times may be at most this; None where only memory counts.
         extra: how many MiB above theirs our resident set may be; None for no such limit.
-        start_up: arguments of a run whose time is taken off both sides; None for none.
+        start_up: arguments of the runs whose times are taken off ours and theirs; None for none.
+        threads: how many torch uses on either side; None for as many as it likes.
     """
 
     ours: list[str]
     theirs: list[str]
     limit: float | None
     extra: float | None = None
-    start_up: list[str] | None = None
+    start_up: tuple[list[str], list[str]] | None = None
+    threads: tuple[int, int] | None = None
 
 
-def run(arguments: list[str]) -> Run:
-    """Run the interpreter with these arguments to its end."""
+def run(arguments: list[str], threads: int | None = None) -> Run:
+    """Run the interpreter with these arguments to its end, on so many threads of torch."""
+    environment = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    words = [sys.executable, *arguments]
     started = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -124,7 +128,19 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
         given, tiny = files(folder, 1, 65_536), files(folder, 1, 1)
         full = [*OURS, *given, "--causal"]
         cut = [*full, "--left-window", "255"]
-        return Case(cut, full, 1 / 20, start_up=[*OURS, *tiny, "--causal"])
+        start = [*OURS, *tiny, "--causal"]
+        return Case(cut, full, 1 / 20, start_up=(start, start))
+
+    def computing() -> Case:
+        given, tiny = files(folder, 32, 8192), files(folder, 32, 1)
+        ours, theirs = ([*words, *given, "--causal"] for words in (OURS, ["-c", SDPA]))
+        start = tuple([*words, *tiny, "--causal"] for words in (OURS, ["-c", SDPA]))
+        return Case(ours, theirs, 1.0, start_up=(start[0], start[1]))
+
+    def threads() -> Case:
+        given, tiny = files(folder, 8, 16_384), files(folder, 8, 1)
+        ours, start = ([*OURS, *names, "--causal"] for names in (given, tiny))
+        return Case(ours, ours, 1 / 1.9, start_up=(start, start), threads=(2, 1))
 
     def memory() -> Case:
         ours = [*OURS, *files(folder, 1, 131_072), "--causal"]
@@ -135,11 +151,13 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
         return Case([*OURS, str(MINILM)], ["-c", "import torch"], 1.4)
 
     return {
-        "causal": against(SDPA, 8, 16_384, ["--causal"], 1.1),
-        "full": against(SDPA, 8, 16_384, [], 1.25),
-        "per-key": against(SDPA, 8, 16_384, ["--causal", "--per-key"], 2.0),
+        "causal": against(SDPA, 8, 16_384, ["--causal"], 1.0),
+        "full": against(SDPA, 8, 16_384, [], 0.95),
+        "per-key": against(SDPA, 8, 16_384, ["--causal", "--per-key"], 1.6),
         "materialise": against(MATERIALISE, 8, 16_384, ["--causal"], 1 / 6),
+        "computing": computing,
         "window": window,
+        "threads": threads,
         "memory": memory,
         "many-heads": many_heads,
     }
@@ -147,13 +165,18 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
 
 def measure(case: Case, pairs: int) -> str:
     """Run a case and say what came out."""
-    ours, theirs, base = [], [], []
+    ours, theirs, off = [], [], [0.0, 0.0]
+    on_ours, on_theirs = case.threads or (None, None)
     for _ in range(pairs):
-        ours.append(run(case.ours))
-        theirs.append(run(case.theirs))
-        base.append(run(case.start_up).seconds if case.start_up else 0.0)
-    off = median(base)
-    ratio = median((a.seconds - off) / (b.seconds - off) for a, b in zip(ours, theirs, strict=True))
+        ours.append(run(case.ours, on_ours))
+        theirs.append(run(case.theirs, on_theirs))
+    if case.start_up is not None:
+        a, b = case.start_up
+        starts = [(run(a, on_ours).seconds, run(b, on_theirs).seconds) for _ in range(pairs)]
+        off = [median(side) for side in zip(*starts, strict=True)]
+    ratio = median(
+        (a.seconds - off[0]) / (b.seconds - off[1]) for a, b in zip(ours, theirs, strict=True)
+    )
     cpu = median(a.cpu / b.cpu for a, b in zip(ours, theirs, strict=True))
     most, other = (max(each.mebibytes for each in side) for side in (ours, theirs))
     net = " net of start-up" if case.start_up else ""

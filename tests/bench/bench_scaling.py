@@ -1,19 +1,23 @@
-"""What twice the length costs: python tests/bench/bench_scaling.py [--only mask ...]
+"""What twice the length costs: python tests/bench/bench_scaling.py [--growth] [--only mask ...]
 
 Each command runs as a process of its own on next to nothing, on a length and on twice that length.
 Printed is how many times as much CPU the longer one takes, start-up taken off both: 4 is the
 square of the length, 2 the length itself; and what each holds in memory beyond start-up.
+
+With --growth it runs on seven lengths, each twice the one before: `entropy` on 2,048 to 131,072.
+Printed are the exponents of the length that CPU seconds and memory grow with, start-up taken off,
+fitted where they are a tenth of a second, or 4 MiB, and more.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from bench_entropy import OURS, run
+from bench_entropy import OURS, Run, run
 
 MASK = ["-m", "attncli", "mask", "--causal", "--k-len"]
 VARIANCE = ["-m", "attncli", "variance"]
@@ -40,25 +44,50 @@ def files(folder: Path, length: int) -> list[str]:
     return [str(name) for name in names]
 
 
+def measured(name: str, lengths: Sequence[int]) -> list[Run]:
+    """What a case costs on each length, beyond what it costs on next to nothing."""
+    arguments, found = CASES[name][0], []
+    for length in (2, *lengths):
+        with tempfile.TemporaryDirectory() as folder:
+            given = [] if "mask" in name else files(Path(folder), length)
+            found.append(run([*arguments(given, length), "--quiet"], threads=1))
+    start, *rest = found
+    return [
+        Run(one.seconds - start.seconds, one.cpu - start.cpu, one.mebibytes - start.mebibytes)
+        for one in rest
+    ]
+
+
+def twice(name: str) -> str:
+    """What twice the length costs."""
+    length = CASES[name][1]
+    a, b = measured(name, (length, 2 * length))
+    return (
+        f"{length:>9} to {2 * length:>9}: {b.cpu / a.cpu:4.1f} times the CPU "
+        f"({a.cpu:.2f} s, {b.cpu:.2f} s), memory +{a.mebibytes:.0f}, +{b.mebibytes:.0f} MiB"
+    )
+
+
+def growth(name: str) -> str:
+    """The exponents over seven lengths."""
+    lengths = [CASES[name][1] * 4 >> step for step in range(6, -1, -1)]
+    runs = measured(name, lengths)
+    said = f"{lengths[0]:>9} to {lengths[-1]:>9}:"
+    for what, least in (("cpu", 0.1), ("mebibytes", 4.0)):
+        points = [(n, getattr(one, what)) for n, one in zip(lengths, runs, strict=True)]
+        x, y = np.log([point for point in points if point[1] >= least]).T
+        said += f" {what} {np.polyfit(x, y, 1)[0]:.2f} (of {len(x)})"
+    return said
+
+
 def main() -> None:
     """Measure all cases, or some."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--growth", action="store_true", help="fit exponents over seven lengths")
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
-    for name in parser.parse_args().only:
-        arguments, length = CASES[name]
-        with tempfile.TemporaryDirectory() as folder:
-            start, once, twice = (
-                run([*arguments([] if "mask" in name else files(Path(folder), n), n), "--quiet"])
-                for n in (2, length, 2 * length)
-            )
-        print(
-            f"{name:36} {length:>9} to {2 * length:>9}: "
-            f"{(twice.cpu - start.cpu) / (once.cpu - start.cpu):4.1f} times the CPU "
-            f"({once.cpu - start.cpu:.2f} s, {twice.cpu - start.cpu:.2f} s), memory "
-            f"+{once.mebibytes - start.mebibytes:.0f}, "
-            f"+{twice.mebibytes - start.mebibytes:.0f} MiB",
-            flush=True,
-        )
+    asked = parser.parse_args()
+    for name in asked.only:
+        print(f"{name:36} {(growth if asked.growth else twice)(name)}", flush=True)
 
 
 if __name__ == "__main__":

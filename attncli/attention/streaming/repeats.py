@@ -165,7 +165,7 @@ def _by_tiles(
         some = slice(tile.start, tile.stop)
         earlier = torch.arange(tile.start, tile.stop, device=group.device) < place
         wanted = [(part[some] == own) & earlier for part in (tokens, before)]
-        if not bool(torch.stack(wanted).any()):
+        if group.on_host and not bool(torch.stack(wanted).any()):
             continue
         logits, _ = work.tile(group, block.stop - block.start, tile.stop - tile.start)
         score_tile(group, block, tile, queries, group.factor(), logits, work)

@@ -58,6 +58,7 @@ Result = TypeVar("Result")
 
 # Heads whose keys, values and rows take no more than this are shared out together.
 _BYTES_AT_ONCE = 96 << 20
+_CELLS_OF_A_DEVICE = 1 << 25  # 128 MiB of float32: starting many small products takes longer
 _BYTES_A_ROW = 300  # some thirty figures of 8 bytes, and what they are made of
 
 
@@ -225,7 +226,8 @@ def _cells(block: RowBlock) -> int:
 def heads_at_once(problem: Problem, rows: int) -> int:
     """How many heads there may be for one tile of each to fit the buffers."""
     cells = min(rows, TILE_ROWS) * min(problem.sizes.k_len, TILE_KEYS)
-    return max(1, TILE_CELLS // max(1, cells))
+    room = TILE_CELLS if problem.device.type == "cpu" else _CELLS_OF_A_DEVICE
+    return max(1, room // max(1, cells))
 
 
 def neighbours(heads: Sequence[int], at_most: int) -> Iterator[range]:
