@@ -221,6 +221,8 @@ def variance(
     q: TensorLike,
     k: TensorLike,
     *,
+    head_index: int | Sequence[int] | None = None,
+    batch_index: int | Sequence[int] | None = None,
     layout: Layout | str = Layout.BHSD,
     k_layout: Layout | str | None = None,
     heads: int | None = None,
@@ -266,6 +268,7 @@ def variance(q: TensorLike = None, k: TensorLike = None, **keywords: Any) -> Any
     Args:
         q, k, layout, k_layout, heads, kv_heads, precision, device: as for `attncli.compute`.
         allow_nonfinite: whether NaN and inf are let through; what they reach is None.
+        head_index, batch_index: with tensors, which heads and batches, as for `attncli.compute`.
         options: any field of `AttentionOptions`: causal=True, scale=0.1, key_lengths=[5, 3], …
             What comes after the scaled scores (soft cap, biases, sinks) changes nothing.
         dk: without tensors, width of queries and keys; several for a sweep.
@@ -291,8 +294,12 @@ def variance(q: TensorLike = None, k: TensorLike = None, **keywords: Any) -> Any
     if q is None or k is None:
         raise UsageError("q" if q is None else "k", "expected q and k, got one of them")
     given = {name: keywords.pop(name) for name in READING & keywords.keys()}
+    batches, heads = (
+        whole_numbers(keywords.pop(name, None)) for name in ("batch_index", "head_index")
+    )
     problem = as_problem(q, k, None, keywords, **given)
-    records = tuple(audit(problem))
+    chosen = select(problem, batches, heads)
+    records = tuple(audit(problem, (chosen.batches, chosen.heads)))
     return Audited(records=records, diagnoses=tuple(map(diagnosis, records)), problem=problem)
 
 
@@ -306,6 +313,8 @@ def check(
     actual_logsumexp: TensorLike = None,
     rtol: float | None = None,
     atol: float | None = None,
+    head_index: int | Sequence[int] | None = None,
+    batch_index: int | Sequence[int] | None = None,
     layout: Layout | str = Layout.BHSD,
     k_layout: Layout | str | None = None,
     heads: int | None = None,
@@ -334,6 +343,9 @@ def check(
         actual_logsumexp: (B, H, S_q), of the visible keys, in nats.
         rtol: relative tolerance; None for that of each candidate's dtype.
         atol: absolute tolerance, likewise.
+        head_index: query heads to look at, negative ones counted from the end; None for all. The
+            candidates are whole all the same.
+        batch_index: batches, likewise.
         precision: dtype of the reference: "float64", "float32", or "auto" for what `compute` uses.
         options: any field of `AttentionOptions`: causal=True, attn_mask=mask, key_lengths=[5, 3], …
 
@@ -358,7 +370,18 @@ def check(
     )
     order = choice_of(Layout, layout, "layout")
     candidates = [read_candidate(name, one.cpu(), problem, order) for name, one in actual.items()]
-    found = find_mistakes(problem, read_keywords(options), candidates, rtol=rtol, atol=atol)
+    chosen = select(problem, whole_numbers(batch_index), whole_numbers(head_index))
+    found = find_mistakes(
+        problem,
+        read_keywords(options),
+        candidates,
+        rtol=rtol,
+        atol=atol,
+        chosen=(
+            None if batch_index is None else chosen.batches,
+            None if head_index is None else chosen.heads,
+        ),
+    )
     return Checked(comparisons=found.comparisons, hypotheses=found.hypotheses, problem=problem)
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
 
-from attncli.analysis.attention_arguments import read_keywords
+from attncli.analysis.attention_arguments import read_keywords, whole_numbers
 from attncli.analysis.mask import SOFTMAX, sizes_of, suspicions
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit
 from attncli.attention.masks.build import build_mask
 from attncli.attention.masks.mask import Mask
+from attncli.attention.sizes import places
 from attncli.columns import record_of
 from attncli.errors import UsageError, in_python
 from attncli.report.mask import mask_tables
@@ -78,6 +79,8 @@ def mask(
     *,
     batch: int | None = None,
     heads: int | None = None,
+    head_index: int | Sequence[int] | None = None,
+    batch_index: int | Sequence[int] | None = None,
     **options: Any,
 ) -> AuditedMask:
     """Build a mask from options, count what it lets through, and say what it is.
@@ -92,6 +95,8 @@ def mask(
         k_len: S_k; None for what the masks say, or S_q, or 8.
         batch: B; None for what masks and lengths per batch say, or 1.
         heads: H; None for what `attn_mask` says, or 1.
+        head_index: heads to look at, negative ones counted from the end; None for all.
+        batch_index: batches, likewise.
         options: the fields of `AttentionOptions` that shape a mask; numbers may stand for tuples
             of one, and lists, NumPy arrays or torch tensors for arrays.
 
@@ -103,6 +108,14 @@ def mask(
     known = read_keywords(options, without=SOFTMAX)
     said = {"batch": batch, "heads": heads, "q_len": q_len, "k_len": k_len}
     built = build_mask(known, sizes_of(known, said))
+    chosen = [
+        None if wanted is None else places(name, whole_numbers(wanted), length)
+        for name, wanted, length in (
+            ("batch_index", batch_index, built.sizes.batch),
+            ("head_index", head_index, built.sizes.heads),
+        )
+    ]
+    built = replace(built, chosen=(chosen[0], chosen[1]))
     judged = audit(built, known)
     return AuditedMask(
         description=judged.description,

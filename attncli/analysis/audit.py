@@ -9,8 +9,9 @@ import torch
 
 from attncli.attention.options import Target
 from attncli.attention.problem import Problem
+from attncli.attention.sizes import Chosen
 from attncli.attention.variance.fit_scale import ScaleCandidate, ScaleFit, fit_scale
-from attncli.attention.variance.moments import ScoreMoments, audit_sharing
+from attncli.attention.variance.moments import ScoreMoments, audit_sharing, sharing
 from attncli.columns import Column, columns_of
 from attncli.errors import DataError
 from attncli.ranks import in_order
@@ -32,22 +33,28 @@ FIT_SCALE = (
 )
 
 
-def audited(problems: Sequence[Problem]) -> Iterator[tuple[int, ScoreMoments]]:
-    """The moments of every head with the number of its problem, shared out over the ranks."""
+def audited(
+    problems: Sequence[Problem], chosen: Sequence[Chosen]
+) -> Iterator[tuple[int, ScoreMoments]]:
+    """The moments of every head with the number of its problem, shared out over the ranks.
+
+    Args:
+        problems: whose heads.
+        chosen: which batches and heads of each.
+    """
     places = [
-        (at, batch, kv_head)
-        for at, problem in enumerate(problems)
-        for batch in range(problem.sizes.batch)
-        for kv_head in range(problem.kv_heads)
+        (at, batch, heads)
+        for at, (problem, some) in enumerate(zip(problems, chosen, strict=True))
+        for batch, heads in sharing(problem, some)
     ]
 
-    def costs(place: tuple[int, int, int]) -> list[float]:
+    def costs(place: tuple[int, int, Sequence[int]]) -> list[float]:
         sizes = problems[place[0]].sizes
-        return [1.0 + sizes.q_len + sizes.k_len] * (sizes.heads // problems[place[0]].kv_heads)
+        return [1.0 + sizes.q_len + sizes.k_len] * len(place[2])
 
-    def work(place: tuple[int, int, int], part: slice) -> list[ScoreMoments]:
-        at, batch, kv_head = place
-        return audit_sharing(problems[at], batch, kv_head, part)
+    def work(place: tuple[int, int, Sequence[int]], part: slice) -> list[ScoreMoments]:
+        at, batch, heads = place
+        return audit_sharing(problems[at], batch, heads[part])
 
     def join(parts: Sequence[list[ScoreMoments]]) -> list[ScoreMoments]:
         return list(chain.from_iterable(parts))

@@ -291,7 +291,8 @@ def find_leaks(options: AttentionOptions, mask: Mask, judged: MaskAudit) -> list
         mask: built of these options.
         judged: the audit of it.
     """
-    alone = build_mask(file_alone(options, options.attn_mask), mask.sizes)
+    bare = build_mask(file_alone(options, options.attn_mask), mask.sizes)
+    alone = replace(bare, chosen=mask.chosen)
     found = leaks(alone, replace(options, attn_mask=None))
     return found or undeclared_leaks(mask, judged.recognition)
 
@@ -339,17 +340,17 @@ def save_mask(mask: Mask, target: str, dtype: str) -> list[str]:
         DataError, ResourceError: the place cannot be written.
     """
     sizes, additive = mask.sizes, dtype != "bool"
-    batches = sizes.batch if mask.differs(0) else 1
+    batches = mask.indices(0) if mask.differs(0) else mask.first[:1]
     biased = additive and mask.slopes is not None  # ALiBi has a slope for each head
-    heads = sizes.heads if biased or mask.differs(1) else 1
+    heads = mask.indices(1) if biased or mask.differs(1) else mask.first[1:]
     kind: Any = dtype if dtype == "bfloat16" else np.dtype(dtype)
     step = max(1, BLOCK_CELLS // max(1, sizes.k_len))
     hidden = bfloat16_bits(np.array(-np.inf)) if dtype == "bfloat16" else -np.inf
     lost = 0
-    shape = (batches, heads, sizes.q_len, sizes.k_len)
+    shape = (len(batches), len(heads), sizes.q_len, sizes.k_len)
     with TensorSaver(target, {"attn_mask": (shape, kind)}) as saver:
-        for batch, head in np.ndindex(batches, heads):
-            one = mask.head(batch, head)
+        for batch, head in np.ndindex(shape[:2]):
+            one = mask.head(batches[batch], heads[head])
             for start in range(0, sizes.q_len, step):
                 rows = slice(start, min(start + step, sizes.q_len))
                 seen = block = one.cells(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -61,28 +62,34 @@ class RowEffect:
 
 @dataclass(frozen=True, slots=True)
 class EffectMaps:
-    """Weights of the first batch and head without and with a mask, and what it shows, pooled."""
+    """Weights of one batch and head without and with a mask, and what it shows, pooled."""
 
+    place: tuple[int, int]  # the batch and the head
     before: Pool
     visible: Pool
     after: Pool
 
     @classmethod
     def of(cls, mask: Mask, most: int) -> EffectMaps:
-        """Empty ones, of at most so many places each way."""
-        view = mask.head(0, 0)
-        return cls(*(Pool.of(view.rows, view.k_len, most) for _ in range(3)))
+        """Empty ones of the first to look at, of at most so many places each way."""
+        view = mask.head(*mask.first)
+        place = view.batch, view.head
+        return cls(place, *(Pool.of(view.rows, view.k_len, most) for _ in range(3)))
 
 
-def effect_on_problem(problem: Problem, maps: EffectMaps | None = None) -> Iterator[RowEffect]:
+def effect_on_problem(
+    problem: Problem, mask: Mask, maps: EffectMaps | None = None
+) -> Iterator[RowEffect]:
     """Of the mask of a problem on its own logits; sinks are left out.
 
     Args:
         problem: the whole.
+        mask: which of its batches and heads to look at.
         maps: filled on the way, if there are any.
     """
     before = Stage.SCALED if problem.softcap is None else Stage.CAPPED
-    blocks = stage_blocks(problem, [before, Stage.MASKED], select(problem))
+    chosen = select(problem, mask.indices(0), mask.indices(1))
+    blocks = stage_blocks(problem, [before, Stage.MASKED], chosen)
     for plain, masked in zip(blocks, blocks, strict=True):
         real = plain.real
         rows = [row for row, is_real in zip(plain.rows, real.tolist(), strict=True) if is_real]
@@ -100,7 +107,7 @@ def effect_on_scores(
         mask: on the host; its additive values and ALiBi count.
         maps: filled on the way, if there are any.
     """
-    for batch, head in np.ndindex(scores.shape[:2]):
+    for batch, head in product(mask.indices(0), mask.indices(1)):
         one = mask.head(batch, head)
         for rows, visible in one.blocks():
             bias = one.bias(rows)
@@ -128,7 +135,7 @@ def _effects(
     """One a query, of logits (rows, S_k) without and with the mask."""
     everything = torch.ones_like(visible)
     before, after = (steps.softmax(*x) for x in ((plain, everything), (masked, visible)))
-    if maps is not None and place == (0, 0):
+    if maps is not None and place == maps.place:
         maps.before.add(queries, before.weights)
         maps.visible.add(queries, visible)
         maps.after.add(queries, after.weights, visible)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from attncli.analysis.options import FileOptions, InputOptions
+from attncli.analysis.options import FileOptions, InputOptions, indices
 from attncli.attention.options import AttentionOptions, Precision
-from attncli.attention.sizes import FLOAT64_CELLS, RandomShape, Sizes
+from attncli.attention.sizes import FLOAT64_CELLS, Chosen, RandomShape, Sizes, places
 from attncli.limits import require_disk, require_memory
 
 # S_q and S_k where nothing is said, each on its own.
@@ -158,3 +159,22 @@ def require_booleans(cells: int) -> None:
     """
     advice = "a smaller «max_values» leaves them out; «save» needs no memory for them"
     require_memory("«max_values»", _BYTES_A_BOOLEAN * cells, advice)
+
+
+def chosen_of(options: Any, sizes: Sizes) -> Chosen:
+    """The batches and heads that «batch_index» and «head_index» name.
+
+    Raises:
+        UsageError: an index beyond its axis.
+    """
+    found: list[Sequence[int] | None] = []
+    for name, length in (("batch_index", sizes.batch), ("head_index", sizes.heads)):
+        wanted = indices(f"«{name}»", getattr(options, name))
+        found.append(None if wanted is None else places(f"«{name}»", wanted, length))
+    return found[0], found[1]
+
+
+def chosen_record(chosen: Chosen) -> dict[str, Any]:
+    """What `params` says of them."""
+    listed = [one if one is None else list(one) for one in chosen]
+    return dict(zip(("batch_index", "head_index"), listed, strict=True))

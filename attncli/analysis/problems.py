@@ -198,9 +198,16 @@ def inputs_record(made: Sequence[GroupProblem]) -> dict[str, Any]:
     return described[0] if len(made) == 1 else _by_group(made, described)
 
 
-def params_record(made: Sequence[GroupProblem]) -> dict[str, Any]:
-    """`params` of a document: what all groups share, and under "groups" where they differ."""
-    params = [one.params for one in made]
+def params_record(
+    made: Sequence[GroupProblem], more: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """`params` of a document: what all groups share, and under "groups" where they differ.
+
+    Args:
+        made: the groups.
+        more: of each what is to be said beside its own options.
+    """
+    params = [one.params | own for one, own in zip(made, more or [{}] * len(made), strict=True)]
     first = params[0]
     differing = [key for key in first if any(other[key] != first[key] for other in params)]
     shared = {key: value for key, value in first.items() if key not in differing}

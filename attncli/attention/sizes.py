@@ -91,6 +91,10 @@ class RandomShape:
         )
 
 
+# The batches and the heads to look at, by their indices; None for all of them.
+Chosen = tuple[Sequence[int] | None, Sequence[int] | None]
+
+
 def places(option: str, wanted: Sequence[int | slice] | None, length: int) -> Rows:
     """The places on an axis of some length that indices and ranges name, each once; None for all.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from attncli.analysis import audit as analysis
 from attncli.analysis.inputs import describe, read_tensor
+from attncli.analysis.needs import chosen_of, chosen_record
 from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.analysis.problems import (
     GroupProblem,
@@ -14,6 +15,7 @@ from attncli.analysis.problems import (
     load_problems,
     params_record,
 )
+from attncli.attention.sizes import Chosen
 from attncli.attention.variance.moments import diagnosis
 from attncli.cli.commands import AuditOptions, ExperimentOptions, PlotOptions
 from attncli.cli.opening import opening, openings
@@ -47,7 +49,7 @@ def run(
         _run_fit(inputs, words, audit.fit_scale, output, printer)
         return
     faults: list[AttncliError] = []
-    found = _run_audit(inputs, words, output, printer, faults)
+    found = _run_audit(inputs, words, audit, output, printer, faults)
     write_picture(
         "variance",
         given,
@@ -61,6 +63,7 @@ def run(
 def _run_audit(
     inputs: FileOptions,
     words: AttentionWords,
+    options: AuditOptions,
     output: PlotOptions,
     printer: Printer,
     faults: list[AttncliError],
@@ -76,22 +79,23 @@ def _run_audit(
     for one in made:
         printer.warn(one.warnings)
     opened = openings(made)
+    chosen = [chosen_of(options, one.problem.sizes) for one in made]
     write_result(
         output,
         printer,
         command="variance",
         columns=analysis.AUDIT,
-        records=kept(_audited(made), drawn),
+        records=kept(_audited(made, chosen), drawn),
         inputs=inputs_record(made),
-        params=params_record(made),
+        params=params_record(made, [chosen_record(one) for one in chosen]),
         show=lambda found: audit_tables(found, opened, printer, output.digits),
         above=next(iter(opened.values())) if len(opened) == 1 else (),
     )
     return drawn
 
 
-def _audited(made: Sequence[GroupProblem]) -> Iterator[Record]:
-    for at, moments in analysis.audited([one.problem for one in made]):
+def _audited(made: Sequence[GroupProblem], chosen: Sequence[Chosen]) -> Iterator[Record]:
+    for at, moments in analysis.audited([one.problem for one in made], chosen):
         group = made[at].group
         place = {"source": group.source_name, "group": group.name}
         yield place | record_of(moments) | {"diagnosis": diagnosis(moments)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from attncli import ranks
 from attncli.analysis.attention_arguments import NONE
 from attncli.analysis.inputs import describe, read_tensor
+from attncli.analysis.needs import chosen_of, chosen_record
 from attncli.analysis.options import AttentionWords, FileOptions
 from attncli.analysis.problems import GroupProblem, load_problem
 from attncli.attention.check.candidate import Candidate, read_candidate
@@ -20,6 +21,7 @@ from attncli.attention.check.compare import Comparison, compare_pair
 from attncli.attention.check.hypotheses import Check, Hypothesis, check
 from attncli.attention.options import Precision, Target
 from attncli.attention.problem import Problem
+from attncli.attention.sizes import Chosen
 from attncli.cli.commands import CheckOptions, PlotOptions
 from attncli.cli.opening import opening
 from attncli.cli.output import (
@@ -53,7 +55,9 @@ def run(
     made = load_problem(inputs, words, precision, output.device)
     printer = make_printer(output)
     printer.warn(made.warnings)
-    session = _Session(inputs, words, options, output, made, printer, dict(made.group.described))
+    chosen = chosen_of(options, made.problem.sizes)
+    described = dict(made.group.described)
+    session = _Session(inputs, words, options, output, made, chosen, printer, described)
     candidates = [session.read(target, f"actual_{target}", one) for target, one in specs.items()]
     if options.pair is None:
         session.check(candidates)
@@ -72,6 +76,7 @@ class _Session:
     options: CheckOptions
     output: PlotOptions
     made: GroupProblem
+    chosen: Chosen
     printer: Printer
     described: dict[str, Any]
 
@@ -84,11 +89,13 @@ class _Session:
 
     def check(self, candidates: Sequence[Candidate]) -> None:
         """Compare candidates with the reference, and name what is wrong with them."""
-        problem, shaping = self.made.problem, self.made.arguments.options
-        rows = problem.sizes.batch * problem.sizes.heads * problem.sizes.q_len
-        shown = rows if rows * problem.sizes.k_len >= WORTH_WATCHING else 0
+        sizes = self.made.problem.sizes
+        batches, heads = self.chosen
+        rows = sizes.q_len * (sizes.batch if batches is None else len(batches))
+        rows *= sizes.heads if heads is None else len(heads)
+        shown = rows if rows * sizes.k_len >= WORTH_WATCHING else 0
         with progress(self.printer, shown, "comparing") as tell:
-            found = check(problem, shaping, candidates, **self.tolerances, tell=tell)
+            found = self.tried(candidates, tell)
         if not ranks.is_first():  # its part of the comparison is done
             return
         hypotheses = [_hypothesis_record(one, self.verifying(one)) for one in found.hypotheses]
@@ -99,18 +106,22 @@ class _Session:
 
     def compare(self, first: Candidate, second: Candidate, names: tuple[str, str]) -> None:
         """Compare two candidates with the reference and with each other."""
-        problem, shaping = self.made.problem, self.made.arguments.options
-        pair = compare_pair(problem, shaping, first, second, **self.tolerances)
+        pair = compare_pair(
+            self.made.problem,
+            self.made.arguments.options,
+            first,
+            second,
+            rtol=self.options.rtol,
+            atol=self.options.atol,
+            chosen=self.chosen,
+        )
         if not ranks.is_first():
             return
         alone = {f"actual_{first.target}": names[1], "pair": None}
         commands = [partial(self.verifying, alone=each) for each in ({"pair": None}, alone)]
-        rtol, atol = self.options.rtol, self.options.atol
         with ranks.alone():
             checks = [
-                Check((one,), ())
-                if one.passed
-                else check(problem, shaping, [candidate], rtol=rtol, atol=atol)
+                Check((one,), ()) if one.passed else self.tried([candidate])
                 for one, candidate in ((pair.first, first), (pair.second, second))
             ]
         found = [one for each in checks for one in each.comparisons]
@@ -125,10 +136,19 @@ class _Session:
         for option, each in zip((None, "--pair"), checks, strict=True):
             _judge(each.comparisons, _explaining(each), option)
 
-    @property
-    def tolerances(self) -> dict[str, float | None]:
-        """Those of the user; None for those of the dtype."""
-        return {"rtol": self.options.rtol, "atol": self.options.atol}
+    def tried(
+        self, candidates: Sequence[Candidate], tell: Callable[[int], None] | None = None
+    ) -> Check:
+        """The candidates against the reference and, where they are off, against mistakes."""
+        return check(
+            self.made.problem,
+            self.made.arguments.options,
+            candidates,
+            rtol=self.options.rtol,
+            atol=self.options.atol,
+            chosen=self.chosen,
+            tell=tell,
+        )
 
     def draw(self, comparisons: Sequence[Comparison], explaining: Sequence[str]) -> None:
         """Draw where candidates are off, if that is asked for."""
@@ -166,7 +186,7 @@ class _Session:
         tables: Iterable[RenderableType],
         more: Mapping[str, Any],
     ) -> None:
-        opened = list(opening(self.made))
+        opened = list(opening(self.made, chosen=self.chosen))
         write_result(
             self.output,
             self.printer,
@@ -174,7 +194,7 @@ class _Session:
             columns=columns_of(Comparison),
             records=[_listed(one) for one in comparisons],
             inputs=self.described,
-            params=self.made.params,
+            params=self.made.params | chosen_record(self.chosen),
             show=lambda _: (*opened, "", *tables),
             above=opened,
             wrap=lambda records: {"records": records, **more},

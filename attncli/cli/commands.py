@@ -221,6 +221,8 @@ class MaskOptions:
     k_len: int | None = option(None, "S_k. [default: S_q, or 8]", "N", minimum=0)
     batch: int | None = option(None, "Batches. [default: as the masks]", "B", minimum=1)
     heads: int | None = option(None, "Heads. [default: as the masks]", "H", minimum=1)
+    head_index: list[str] | None = option(None, "Only these heads.", "I|A:B[,…]")
+    batch_index: list[str] | None = option(None, "Only these batches.", "I|A:B[,…]")
     against: str | None = option(
         None,
         "Compare with another mask, or «attn_mask» with what the options build.",
@@ -296,6 +298,8 @@ class AuditOptions:
     fit_scale: str | None = option(
         None, "Weights or output from elsewhere: which scale was used there?", "FILE"
     )
+    head_index: list[str] | None = option(None, "Only these query heads.", "I|A:B[,…]")
+    batch_index: list[str] | None = option(None, "Only these batches.", "I|A:B[,…]")
 
 
 def variance(
@@ -329,6 +333,8 @@ class CheckOptions:
     pair: str | None = option(
         None, "A second candidate for the same: which is closer, where do they part?", "FILE"
     )
+    head_index: list[str] | None = option(None, "Only these query heads.", "I|A:B[,…]")
+    batch_index: list[str] | None = option(None, "Only these batches.", "I|A:B[,…]")
     rtol: float | None = option(None, "Relative tolerance. [default: by the dtype]", "X")
     atol: float | None = option(None, "Absolute tolerance. [default: by the dtype]", "X")
 

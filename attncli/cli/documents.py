@@ -48,6 +48,10 @@ def _shaping() -> tuple[Column, ...]:
 _DTYPE = _param("compute_dtype", "What the arithmetic was done in: float32 or float64.", str)
 _DEVICE = _param("device", "Where torch computed: cpu, cuda:0, ….", str)
 _SEED = _param("seed", "Of random tensors or draws; null where there are none.", int | None)
+_CHOSEN = (
+    _param("batch_index", "Batches that were chosen; null for all.", list[int] | None),
+    _param("head_index", "Query heads that were chosen; null for all.", list[int] | None),
+)
 _OF_PROBLEM = (
     *_shaping(),
     _param("heads", "Query heads.", int),
@@ -58,6 +62,7 @@ _OF_PROBLEM = (
 )
 _MASK = (
     *(one for one in _shaping() if one.key not in ("scale", "temperature", "softcap", "sinks")),
+    *_CHOSEN,
     _param("batch", "Batches of the mask.", int),
     _param("heads", "Heads of the mask.", int),
     _param("q_len", "S_q, padding included.", int),
@@ -269,7 +274,7 @@ _LISTED = (
                 columns=("attncli.analysis.audit:AUDIT",), when="a head of a batch, with files"
             ),
         },
-        params=(*_OF_PROBLEM, *_DRAWN),
+        params=(*_OF_PROBLEM, *_CHOSEN, *_DRAWN),
     ),
     Document(
         name="variance-fit",
@@ -306,7 +311,7 @@ _LISTED = (
                 in_json=False,
             )
         },
-        params=_OF_PROBLEM,
+        params=(*_OF_PROBLEM, *_CHOSEN),
         data=(
             _param(
                 "records",

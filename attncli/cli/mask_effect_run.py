@@ -37,7 +37,7 @@ def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> Non
     maps = None if output.plot is None else EffectMaps.of(prepared.mask, MOST_CELLS)
     if options.scores is None:
         problem = _problem(prepared)
-        effects = effect_on_problem(problem, maps)
+        effects = effect_on_problem(problem, prepared.mask, maps)
         params |= {name: getattr(problem, name) for name in ("scale", "temperature", "softcap")}
         said = f"scale {scale_text(problem.scale)}"
     else:
@@ -54,8 +54,9 @@ def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> Non
         said,
         f"mask: {prepared.judged.description}",
     )
-    labels, offsets = labels_of_batch(prepared.labels, 0), prepared.mask.offset
-    offset = None if offsets is None else int(offsets[0])
+    (batch, _), offsets = prepared.mask.first, prepared.mask.offset
+    labels = labels_of_batch(prepared.labels, batch)
+    offset = None if offsets is None else int(offsets[batch % len(offsets)])
     prepared.draw(lambda plots, title: plots.effect_picture(title, maps, labels, offset))
     prepared.judge()
 

@@ -19,7 +19,7 @@ from attncli.analysis.attention_arguments import (
     read_arguments,
     read_array,
 )
-from attncli.analysis.needs import require_booleans, require_mask
+from attncli.analysis.needs import chosen_of, chosen_record, require_booleans, require_mask
 from attncli.analysis.options import AttentionWords, several
 from attncli.attention.masks.audit import MaskAudit, MaskRecord, audit, place
 from attncli.attention.masks.build import build_mask
@@ -44,7 +44,7 @@ from attncli.files.text import shown
 from attncli.report import Format
 from attncli.report.mask import comparison_tables, kinds_table, mask_opening, mask_tables
 from attncli.report.printer import Printer
-from attncli.report.table import labels_of_batch
+from attncli.report.table import chosen_words, labels_of_batch
 
 FAILURES = ("empty-rows", "unused-keys", "leak")
 
@@ -87,6 +87,7 @@ class Prepared:
             told = f"{name.replace('_', ' ')} {file_place(file)}, {array.dtype} {array.shape}"
             marked = name == "attn_mask" and array.dtype.kind != "f"
             parts.append(told + (f", True = {options.mask_true}" if marked else ""))
+        more = (*chosen_words(self.mask.chosen), *more)
         return mask_opening(self.inputs.names, parts, self.mask.sizes, *more)
 
     def write(
@@ -126,6 +127,7 @@ class Prepared:
         slopes = self.mask.slopes
         shaped |= asdict(self.mask.sizes)
         return shaped | {
+            **chosen_record(self.mask.chosen),
             "alibi_slopes": None if slopes is None else slopes.tolist(),
             "recognised": None,
         }
@@ -267,12 +269,14 @@ def _prepared(
     if options.scores is not None and not options.files:
         scores = read_one(options.scores, "«scores»")[0].array
     sizes = analysis.sizes_of(arguments.options, said, scores)
+    chosen = chosen_of(options, sizes)
     mask = analysis.long_mask(arguments.options, sizes)
     if mask is None:
         require_mask(sizes, arguments.options)
-        mask = build_mask(arguments.options, sizes)
+        mask = replace(build_mask(arguments.options, sizes), chosen=chosen)
         judged = audit(mask, arguments.options)
     else:
+        mask = replace(mask, chosen=chosen)
         judged = audit_spans(mask, arguments.options)
     printer.warn(mask.warnings)
     leaks: list[Leak] | None = None
@@ -362,7 +366,8 @@ def _compare(prepared: Prepared) -> None:
     options, printer = prepared.arguments.options, prepared.printer
     against, sizes, mask = str(prepared.options.against), prepared.mask.sizes, prepared.mask
     if against == "options":
-        mask = build_mask(analysis.file_alone(options, options.attn_mask), sizes)
+        bare = build_mask(analysis.file_alone(options, options.attn_mask), sizes)
+        mask = replace(bare, chosen=mask.chosen)
         other = build_mask(replace(options, attn_mask=None), sizes)
     else:
         warnings: list[str] = []

@@ -10,17 +10,22 @@ from rich.console import RenderableType
 
 from attncli.analysis.attention_arguments import arguments_record
 from attncli.analysis.problems import GroupProblem
+from attncli.attention.sizes import Chosen
 from attncli.files.text import place, shown
 from attncli.report import Unit
 from attncli.report.printer import heading
 from attncli.report.stages import problem_line
 from attncli.report.words import ENGLISH, Words
+from attncli.report.table import chosen_words
 
 Openings = dict[tuple[str, str], list[RenderableType]]
 
 
 def opening(
-    made: GroupProblem, unit: Unit | None = None, words: Words = ENGLISH
+    made: GroupProblem,
+    unit: Unit | None = None,
+    words: Words = ENGLISH,
+    chosen: Chosen = (None, None),
 ) -> Iterator[RenderableType]:
     """The group, where it is from, its sizes, and what is hidden.
 
@@ -28,6 +33,7 @@ def opening(
         made: the group.
         unit: that of entropies, for a word on how large they can be; None for none.
         words: the language.
+        chosen: the batches and heads that are looked at alone.
     """
     group, problem, t = made.group, made.problem, words.text
     if group.name:
@@ -42,7 +48,7 @@ def opening(
         outcomes = max(1, problem.sizes.k_len + (problem.sinks is not None))
         most = math.log(outcomes, 2 if unit is Unit.BITS else math.e)
         line += f" · {t('opening.entropy', most=f'{most:.4g}', unit=unit)}"
-    yield line
+    yield " · ".join((line, *chosen_words(chosen)))
     used = _options_in_use(made, words)
     if used:
         yield t("opening.options", options=used)

@@ -113,12 +113,15 @@ def audit(
     inputs: FileOptions,
     words: AttentionWords,
     experiment: ExperimentOptions,
-    _: AuditOptions,
+    options: AuditOptions,
     output: PlotOptions,
 ) -> None:
-    """Refuse options of experiments beside files, and words of attention."""
+    """Refuse options of experiments beside files, indices, and words of attention."""
     refuse_given(experiment, "expected no files beside it, which are not drawn")
-    _inputs(inputs, words)
+    for name in ("head_index", "batch_index"):
+        if options.fit_scale is not None and getattr(options, name) is not None:
+            raise UsageError(f"«{name}»", "expected no «fit_scale» beside it, got both")
+    _indices(options, _inputs(inputs, words))
     _output(output)
 
 
@@ -131,7 +134,7 @@ def check(
             raise UsageError(option, "expected none, got it; an output is checked before W_O")
     given = [target for target in Target if getattr(options, f"actual_{target}") is not None]
     require_candidates(given, options.rtol, options.atol, pair=options.pair is not None)
-    _inputs(inputs, words)
+    _indices(options, _inputs(inputs, words))
     _output(output)
 
 
@@ -160,8 +163,9 @@ def report(inputs: InputOptions, words: AttentionWords, options: ReportOptions) 
         require_target(options.output)
 
 
-def mask_effect(_: MaskOptions, words: AttentionWords, output: PlotOptions) -> None:
-    """Refuse words of attention."""
+def mask_effect(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> None:
+    """Refuse indices and words of attention."""
+    _indices(options, None)
     refuse_words(words, None)
     _output(output)
 

@@ -250,13 +250,15 @@ def _bias_lines(mask: Mask, printer: Printer, digits: int) -> Iterator[Renderabl
     """ALiBi: its slopes, and the first values of the bias of head 0."""
     if mask.slopes is None:
         return
-    slopes = ", ".join(f"{slope:.6g}" for slope in mask.slopes.tolist())
+    slopes = ", ".join(f"{mask.slopes[head]:.6g}" for head in mask.indices(1))
     yield ""
     yield f"ALiBi: adds −slope·|p − j|; slope of each head: {slopes}"
-    one, corner = slice(0, 1), slice(0, BIAS_ROWS)
-    values = mask.bias(one, one, slice(0, min(BIAS_ROWS, mask.sizes.q_len)), corner)
+    batch, head = mask.first
+    corner, one = slice(0, BIAS_ROWS), slice(head, head + 1)
+    rows = slice(0, min(BIAS_ROWS, mask.sizes.q_len))
+    values = mask.bias(slice(batch, batch + 1), one, rows, corner)
     if values is not None and values.size:
-        yield "bias of head 0, first queries and keys:"
+        yield f"bias of head {head}, first queries and keys:"
         columns = values[0, 0].T.tolist()
         queries = TableColumn("", [str(query) for query in range(len(columns[0]))], is_key=True)
         keys = (

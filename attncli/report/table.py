@@ -140,6 +140,16 @@ def text_width(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
+def chosen_words(chosen: Sequence[Sequence[int] | None]) -> list[str]:
+    """Which batches and heads are looked at alone, in words; none for all."""
+    named = zip((("batch", "batches"), ("head", "heads")), chosen, strict=True)
+    return [
+        f"{forms[len(indices) > 1]} {', '.join(map(str, indices[:8]))}" + ", …" * (len(indices) > 8)
+        for forms, indices in named
+        if indices is not None
+    ]
+
+
 def positions_above(edges: Sequence[int], wide: int, every: int) -> str:
     """A line above a picture: where every so many-th of its columns begins, as there is room.
 

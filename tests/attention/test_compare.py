@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attncli.attention.check.candidate import read_candidate, values_dtype
 from attncli.attention.check.compare import Comparison, Pair, compare, compare_pair
+from attncli.attention.check.hypotheses import check
 from attncli.attention.check.variant import Part, evaluate, right_variant
 from attncli.attention.options import AttentionOptions, Layout, Target
 from attncli.attention.problem import Problem, make_problem
@@ -276,6 +277,52 @@ def test_most_of_the_rows_are_not_called_only(off: Iterable[int], said: str | No
     candidate = read_candidate(Target.OUTPUT, bad, problem)
     (found,) = compare(problem, AttentionOptions(), [candidate])
     assert found.locations.findings == (() if said is None else (said,))
+
+
+@pytest.mark.parametrize("heads", [(1,), (0, 3), (3, 1, 2)])
+def test_chosen_heads_are_compared_as_if_alone(heads: tuple[int, ...]) -> None:
+    """And what explains them is looked for in them alone; what others do plays no part."""
+    q, k, v = (normal(seed, 3, 4, 7, 8) for seed in range(3))
+    options = AttentionOptions(key_lengths=(7, 5, 4))
+    mask = (torch.arange(7) < torch.tensor([[7], [5], [4]]))[:, None, None]
+    causal = mask & torch.ones(7, 7, dtype=torch.bool).tril()
+    candidate = scaled_dot_product_attention(q, k, v, attn_mask=causal)
+    candidate[:, [head for head in range(4) if head not in heads]] += 3
+    candidate[0] = torch.nan
+    problem = make_problem(q, k, v, options)
+    whole = read_candidate(Target.OUTPUT, candidate, problem)
+    found = check(problem, options, [whole], chosen=((2, 1), heads))
+    batches, listed = [1, 2], sorted(heads)
+    own = [one[batches][:, listed].contiguous() for one in (q, k, v, candidate)]
+    few = AttentionOptions(key_lengths=(5, 4))
+    alone = make_problem(*own[:3], few)
+    expected = check(alone, few, [read_candidate(Target.OUTPUT, own[3], alone)])
+    (one,), (other,) = found.comparisons, expected.comparisons
+    for name in ("cells", "mismatches", "heads_off", "n_nan", "dtype", "passed"):
+        assert getattr(one, name) == getattr(other, name), name
+    for name in ("max_abs_error", "max_rel_error", "rms_error", "cosine", "error", "allowed"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-9), name
+    assert other.worst_index is not None
+    batch, head, *rest = other.worst_index
+    assert one.worst_index == (batches[batch], listed[head], *rest)
+    assert [one.name for one in found.hypotheses if one.matches] == ["causal:added"]
+    assert "batch" not in str(one.explanation)
+    assert "head" not in str(one.explanation)
+
+
+def test_among_chosen_heads_the_wrong_one_is_named() -> None:
+    q, k, v = (normal(seed, 1, 4, 7, 8) for seed in range(3))
+    candidate = scaled_dot_product_attention(q, k, v)
+    candidate[:, 2:] = scaled_dot_product_attention(q, k, v, is_causal=True)[:, 2:]
+    problem = make_problem(q, k, v, AttentionOptions())
+    whole = read_candidate(Target.OUTPUT, candidate, problem)
+    found = check(problem, AttentionOptions(), [whole], chosen=(None, (1, 2)))
+    assert [one.told for one in found.hypotheses if one.matches] == ["causal:added (head 2)"]
+    assert found.comparisons[0].locations.findings[0] == "only head 2 of the 2 chosen"
+    weights = torch.softmax(q @ k.mT / math.sqrt(8), -1).mean(1)
+    averaged = read_candidate(Target.WEIGHTS, weights, problem)
+    with pytest.raises(DataError, match="expected each head's for head_index"):
+        check(problem, AttentionOptions(), [averaged], chosen=(None, (1,)))
 
 
 def test_of_a_pair_the_closer_one_is_named() -> None:

@@ -46,7 +46,7 @@ def changes(name: str, variant: Variant) -> list[dict[str, Any]]:
 def weights(variant: Variant) -> torch.Tensor:
     """All weights of a variant, (B, H, S_q, S_k)."""
     rows = torch.arange(variant.problem.sizes.q_len)
-    (part,) = parts_of(variant.problem, rows, range(2), all_heads=True)
+    (part,) = parts_of(variant, rows, range(2), all_heads=True)
     return evaluate(variant, part, with_output=False).weights
 
 

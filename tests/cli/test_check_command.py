@@ -254,7 +254,7 @@ def test_the_failure_names_the_mistake(run: Run, right: torch.Tensor) -> None:
     k, v = (tensor.repeat_interleave(2, 1) for tensor in (k, v))
     found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     out = run(*DECLARED, *candidate("output", found), code=3)
-    first, second, third = out.stdout.splitlines()[:3]
+    first, second, third = out.stdout.splitlines()[3:6]
     assert first == "output: OFF, explained by offset:top-left"
     assert second.startswith("  offset:top-left (--query-offset 0): largest error left ")
     assert third == (
@@ -417,6 +417,27 @@ def test_a_pair_keeps_the_diagnosis_of_each(run: Run, right: torch.Tensor, wrong
     assert one["records"][0] == both["records"][wrong - 1]
     matching = next(each for each in both["hypotheses"] if each["matches"])
     assert told(run(*shlex.split(matching["command"])[1:])) == "output: right"
+
+
+def test_chosen_heads_alone_are_judged(run: Run, right: torch.Tensor) -> None:
+    wrong = right.clone()
+    wrong[1, 0] += 1
+    words = [*DECLARED, *candidate("output", wrong)]
+    run(*words, code=3)
+    for chosen in (("--head-index", "1:"), ("--batch-index", "0"), ("--head-index", "-1")):
+        out = run(*words, *chosen)
+        assert told(out) == "output: right"
+    out = run(*words, "--head-index", "0", "--batch-index", "1", code=3)
+    assert " · batch 1 · head 0\n" in out.stdout
+    document = run(*words, "--head-index", "0,1", "-f", "json", code=3).json
+    assert document["params"]["head_index"] == [0, 1]
+    assert document["params"]["batch_index"] is None
+    assert document["data"]["records"][0]["cells"] == wrong[:, :2].numel()
+    refused = run(*words, "--head-index", str(len(right[0])), code=2).stderr
+    assert "--head-index: expected an index from" in refused
+    assert run(*words, "--head-index", "a", code=2).stderr.startswith(
+        "attncli: error: --head-index"
+    )
 
 
 def test_numbers_that_look_equal_are_told_apart(run: Run, right: torch.Tensor) -> None:

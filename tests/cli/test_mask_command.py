@@ -186,6 +186,58 @@ def test_hidden_rows_are_suspected_of_being_transposed(run: Any) -> None:
     assert "is it transposed?" in run("--attn-mask m.npy", m=rows).err
 
 
+def drawn_mask() -> np.ndarray[Any, Any]:
+    """Bool (2, 4, 5, 6); head 2 of batch 1 is causal at offset 1."""
+    mask = np.random.default_rng(0).random((2, 4, 5, 6)) < 0.6
+    mask[1, 2] = np.tri(5, 6, 1, dtype=bool)
+    return mask
+
+
+@pytest.mark.parametrize("heads", [[2], [1, 3], [-1], [3, 0]])
+@pytest.mark.parametrize("batches", [[1], [0, 1]])
+def test_chosen_heads_are_those_of_a_file_with_no_others(
+    run: Any, heads: list[int], batches: list[int]
+) -> None:
+    m, places = drawn_mask(), [[one % 2 for one in batches], [one % 4 for one in heads]]
+    few, typed = m[np.ix_(*places)], [",".join(map(str, one)) for one in (batches, heads)]
+    words = f"--attn-mask m.npy --batch-index {typed[0]} --head-index {typed[1]}"
+    alone = run(f"{words} --save s.npy -f json", m=m).document
+    cut = run("--attn-mask few.npy -f json", few=few).document
+    assert np.array_equal(np.load("s.npy"), few)
+    chosen = [(batch, head) for batch in places[0] for head in places[1]]
+    assert [(one.pop("batch"), one.pop("head")) for one in alone["data"]] == chosen
+    assert alone["data"] == [
+        {key: value for key, value in one.items() if key not in ("batch", "head")}
+        for one in cut["data"]
+    ]
+    named = [
+        [found["params"][f"{axis}_index"] for axis in ("batch", "head")] for found in (alone, cut)
+    ]
+    assert named == [places, [None, None]]
+
+
+def test_one_chosen_head_is_described_compared_and_measured_alone(run: Any) -> None:
+    words = "--attn-mask m.npy --batch-index 1 --head-index 2"
+    ran = run(words, m=drawn_mask())
+    assert ran.told.startswith("causal (bottom-right, offset 1)\n")
+    assert ran.out.partition("\n")[0].endswith(" · batch 1 · head 2")
+    assert run(f"{words} --against options --causal --query-offset 1").code == 0
+    assert run(f"{words} --fail-on leak --causal --query-offset 1").code == 0
+    assert run(f"{words[:-1]}3 --fail-on leak --causal --query-offset 1").code == 3
+    scores = np.random.default_rng(1).standard_normal((2, 4, 5, 6))
+    lines = run("--attn-mask m.npy --scores s.npy -f csv", s=scores).out.splitlines()
+    chosen = run(f"{words} --scores s.npy -f csv").out.splitlines()
+    assert chosen == [lines[0], *(line for line in lines if line.startswith("1,2,"))]
+    assert len(chosen) == 6
+    slopes = run("--k-len 3 --heads 4 --alibi --head-index -1").out
+    assert "slope of each head: 0.00390625\nbias of head 3, first" in slopes
+    found = attncli.mask(attn_mask=drawn_mask(), head_index=2, batch_index=-1)
+    assert found.description == "causal (bottom-right, offset 1)"
+    assert [(one.batch, one.head) for one in found.records] == [(1, 2)]
+    beyond = run("--attn-mask m.npy --head-index 4")
+    assert (beyond.code, "expected an index from -4 to 3, got 4" in beyond.err) == (2, True)
+
+
 # Rows of real keys, as a tokenizer gives them: longest first, shortest first, padded on the left.
 UNSORTED = np.arange(6) < np.array([[5], [3], [4]])
 SORTED = np.arange(6) < np.array([[4], [5]])

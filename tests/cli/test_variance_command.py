@@ -520,3 +520,37 @@ def test_a_chart_is_as_wide_as_the_terminal_has_room(room: int) -> None:
     assert max(map(len, chart)) == min(max(room, 27), 63)
     assert [line.count("o") for line in chart].count(1) == 3
     assert chart[-1].split() == ["8", "128"]
+
+
+def test_chosen_heads_are_audited_alone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, heads, 6, 4, generator=generator) for heads in (4, 2))
+    save_file({"q": q, "k": k}, "b.safetensors")
+    records = run("variance", "b.safetensors", "-f", "json").json["data"]
+    every = {(record["batch"], record["head"]): record for record in records}
+    for heads, batches, wanted in (
+        ("3,0", None, [(0, 3), (0, 0), (1, 3), (1, 0)]),
+        ("1:3", "-1", [(1, 1), (1, 2)]),
+        (None, "0", [(0, head) for head in range(4)]),
+    ):
+        words = [] if heads is None else ["--head-index", heads]
+        words += [] if batches is None else ["--batch-index", batches]
+        found = run("variance", "b.safetensors", *words, "-f", "json").json
+        assert found["data"] == [every[place] for place in wanted]
+        chosen = found["params"]["head_index"]
+        assert chosen == (None if heads is None else [h for b, h in wanted if b == wanted[0][0]])
+    audited = attncli.variance(q, k, head_index=[3, 0], batch_index=1)
+    assert [(one.batch, one.head) for one in audited.records] == [(1, 3), (1, 0)]
+    assert audited.records[0].var == every[1, 3]["var"]
+    for words, said in (
+        (["b.safetensors", "--head-index", "4"], "--head-index: expected an index from -4 to 3"),
+        (["--head-index", "1"], "--head-index: expected files of Q and K beside it"),
+        (
+            ["b.safetensors", "--fit-scale", "w.npy", "--batch-index", "1"],
+            "--batch-index: expected no --fit-scale beside it, got both",
+        ),
+    ):
+        assert said in run("variance", *words, code=2).stderr

@@ -22,6 +22,7 @@ from attncli.attention.check.walk import (
 from attncli.attention.options import AttentionOptions, Target
 from attncli.attention.pooling import Pool
 from attncli.attention.problem import Problem
+from attncli.attention.sizes import Chosen
 from attncli.columns import column
 from attncli.ranks import in_order
 
@@ -134,8 +135,8 @@ class _Gathered:
     rows: RowErrors
 
     @classmethod
-    def of(cls, candidate: Candidate, problem: Problem) -> _Gathered:
-        return cls(candidate, DetailedSums.of(candidate), RowErrors.of(candidate, problem))
+    def of(cls, candidate: Candidate, variant: Variant) -> _Gathered:
+        return cls(candidate, DetailedSums.of(candidate), RowErrors.of(candidate, variant))
 
     def add(self, errors: Errors, expected: Expected, part: Part) -> None:
         self.sums.add(errors, part)
@@ -180,10 +181,18 @@ def compare_pair(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    chosen: Chosen = (None, None),
 ) -> Pair:
-    """Compare two candidates for one target with each other and, as `compare`, the reference."""
-    variant, tolerance = right_variant(problem, options), Tolerance(problem.dtype, rtol, atol)
-    between = _Gathered.of(first, problem)
+    """Compare two candidates for one target with each other and, as `compare`, the reference.
+
+    Args:
+        problem, options, rtol, atol: as for `compare`.
+        first, second: the candidates.
+        chosen: the batches and heads to look at.
+    """
+    variant = right_variant(problem, options, chosen)
+    tolerance = Tolerance(problem.dtype, rtol, atol)
+    between = _Gathered.of(first, variant)
     gathered = _walk(variant, [first, second], tolerance, between=between)
     one, two = (_finish(each, variant, tolerance) for each in gathered)
     sums, parted = between.sums, between.rows.wrong.nonzero()
@@ -218,7 +227,7 @@ def _walk(
 
     Parts are shared out over the ranks, and added up at rank 0: the others find none.
     """
-    gathered = [_Gathered.of(candidate, variant.problem) for candidate in candidates]
+    gathered = [_Gathered.of(candidate, variant) for candidate in candidates]
 
     def work(part: Part, _whole: slice) -> tuple[Expected, list[Errors]]:
         ((_, expected, cells),) = cells_of(variant, candidates, [part])
@@ -353,6 +362,7 @@ class RowErrors:
         empty, cut: bool (B, H, S_q), rows that see no key, or some keys but not the first.
         seen: bool (B, S_k), keys that some query sees.
         ratios: (S_q, w), error / allowed of all batches and heads.
+        batches, heads: bool (B,) and (H,), those that are looked at.
     """
 
     wrong: torch.Tensor
@@ -364,10 +374,12 @@ class RowErrors:
     cut: torch.Tensor
     seen: torch.Tensor
     ratios: Pool
+    batches: torch.Tensor
+    heads: torch.Tensor
 
     @classmethod
-    def of(cls, candidate: Candidate, problem: Problem) -> RowErrors:
-        """None yet, of a candidate for a problem."""
+    def of(cls, candidate: Candidate, variant: Variant) -> RowErrors:
+        """None yet, of a candidate held against a variant."""
         batch, heads, length, width = candidate.values.shape
         broken, mended, empty, cut = torch.zeros(4, batch, heads, length, dtype=torch.bool)
         return cls(
@@ -378,8 +390,10 @@ class RowErrors:
             real=torch.zeros(batch, length, dtype=torch.bool),
             empty=empty,
             cut=cut,
-            seen=torch.zeros(batch, problem.sizes.k_len, dtype=torch.bool),
+            seen=torch.zeros(batch, variant.problem.sizes.k_len, dtype=torch.bool),
             ratios=Pool.of(length, width, MOST_PLACES),
+            batches=_flags(variant.chosen[0], batch),
+            heads=_flags(variant.chosen[1], heads),
         )
 
     def add(self, errors: Errors, expected: Expected, part: Part) -> None:
@@ -411,10 +425,10 @@ class RowErrors:
         batches, heads, rows = off.any(2).any(1), off.any(2).any(0), off.any(1).any(0)
         columns = self.columns > 0 if len(self.columns) > 1 else self.columns[:0]
         found = (
-            _only("batch", "batches", batches),
-            _only("head", "heads", heads),
+            _only("batch", "batches", batches, self.batches),
+            _only("head", "heads", heads, self.heads),
             *self._of_rows(off),
-            _only("column", "columns", columns),
+            _only("column", "columns", columns, torch.ones_like(columns)),
         )
         return ErrorLocations(
             batches=_where(batches),
@@ -434,8 +448,9 @@ class RowErrors:
         where = _where(by_row.any(0))
         if len(where) < length:
             found.append(_run_of_rows(where, length))
-        padded = ~self.seen.all(1)  # (B,)
-        if bool(padded.any()) and not bool(padded.all()) and bool((by_row.any(1) == padded).all()):
+        padded = ~self.seen.all(1) & self.batches  # (B,)
+        some = bool(padded.any()) and bool((padded != self.batches).any())
+        if some and bool((by_row.any(1) == padded).all()):
             found.append("only the batches with padded keys")
         whole = self.real[:, None] & ~self.cut
         if bool(self.cut.any()) and bool(whole.any()) and bool((off <= self.cut).all()):
@@ -461,13 +476,21 @@ def _run_of_rows(where: tuple[int, ...], length: int) -> str:
     return f"only {named} of {length}"
 
 
-def _only(one: str, many: str, off: torch.Tensor) -> str:
-    """ "only head 3 of 8" and the like; empty where all are off."""
-    where = _where(off)
-    if len(where) == len(off):
+def _flags(chosen: Sequence[int] | None, length: int) -> torch.Tensor:
+    """Bool (length,), True at the chosen indices, or everywhere."""
+    flags = torch.full((length,), chosen is None)
+    flags[list(chosen or ())] = True
+    return flags
+
+
+def _only(one: str, many: str, off: torch.Tensor, among: torch.Tensor) -> str:
+    """ "only head 3 of 8" and the like; empty where all that are looked at are off."""
+    where, count = _where(off), int(among.sum())
+    if len(where) == count:
         return ""
     named = ", ".join(map(str, where[:_NAMED])) + (", …" if len(where) > _NAMED else "")
-    return f"only {one if len(where) == 1 else many} {named} of {len(off)}"
+    total = str(count) if count == len(among) else f"the {count} chosen"
+    return f"only {one if len(where) == 1 else many} {named} of {total}"
 
 
 def _where(flags: torch.Tensor) -> tuple[int, ...]:

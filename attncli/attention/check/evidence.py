@@ -107,6 +107,16 @@ class Evidence:
     _right: dict[Part, Expected] = field(init=False, default_factory=dict, repr=False)
     _before: dict[RowSample, FitResult] = field(init=False, default_factory=dict, repr=False)
 
+    @property
+    def chosen(self) -> torch.Tensor | None:
+        """Bool (H,), the heads that are looked at; None for all."""
+        heads = self.base.chosen[1]
+        if heads is None:
+            return None
+        found = torch.zeros(self.base.problem.sizes.heads, dtype=torch.bool)
+        found[list(heads)] = True
+        return found
+
     def parts(self, variant: Variant, sample: RowSample | None) -> Iterable[Part]:
         """The parts of a sample that a variant and the base can be evaluated on; None for all."""
         if sample is None:
@@ -143,9 +153,9 @@ def sample_rows(
     cells = sizes.batch * sizes.heads * sizes.q_len * sizes.k_len
 
     def sample(most: int) -> RowSample:
-        rows = list(real_rows(problem) if cells <= most else _chosen(problem, off, most))
+        rows = list(real_rows(base) if cells <= most else _chosen(base, off, most))
         alone, together = (
-            [part for of_batch in rows for part in parts_of(problem, *of_batch, all_heads=kind)]
+            [part for of_batch in rows for part in parts_of(base, *of_batch, all_heads=kind)]
             for kind in (False, True)
         )
         return RowSample((alone, together))
@@ -167,7 +177,7 @@ def judge(variant: Variant, evidence: Evidence, sample: RowSample | None = None)
 
     Without a sample every row counts, and `differs` is not found out.
     """
-    sums = [ErrorSums.of(candidate) for candidate in evidence.candidates]
+    sums = [ErrorSums.of(candidate, evidence.chosen) for candidate in evidence.candidates]
     differs = variant.layout_error is not None or variant.base_2
     parts = evidence.parts(variant, sample)
     for part, expected, cells in cells_of(variant, evidence.candidates, parts):
@@ -184,11 +194,13 @@ def judge(variant: Variant, evidence: Evidence, sample: RowSample | None = None)
     return FitResult(sums, differs)
 
 
-def _chosen(problem: Problem, off: torch.Tensor, cells: int) -> Iterator[Rows]:
+def _chosen(base: Variant, off: torch.Tensor, cells: int) -> Iterator[Rows]:
     """Rows where mistakes show, of the batches with most and fewest, of the first and the last."""
+    problem = base.problem
+    there = range(problem.sizes.batch) if base.chosen[0] is None else sorted(base.chosen[0])
     per_row = max(1, problem.sizes.heads * problem.sizes.k_len)
-    order = off.sum((1, 2)).argsort(descending=True).tolist()
-    wanted = dict.fromkeys([*order[:1], *order[-1:], 0, problem.sizes.batch - 1, *order])
+    order = [one for one in off.sum((1, 2)).argsort(descending=True).tolist() if one in there]
+    wanted = dict.fromkeys([*order[:1], *order[-1:], there[0], there[-1], *order])
     batches = sorted(list(wanted)[: max(1, cells // (8 * per_row))])
     count = max(4, min(64, cells // (per_row * len(batches))))
     for batch in batches:
@@ -290,8 +302,9 @@ def _errors_of(
         for part, expected, cells in cells_of(tried, evidence.candidates, parts):
             for candidate, actual in zip(evidence.candidates, cells, strict=True):
                 error = torch.where(expected.empty, 0.0, expected.of(candidate.target) - actual)
-                if evidence.heads is not None:
-                    error = error[:, evidence.heads[part.head].to(error.device)]
+                heads = evidence.chosen if evidence.heads is None else evidence.heads
+                if heads is not None:
+                    error = error[:, heads[part.head].to(error.device)]
                 found.append(error.nan_to_num(0.0, 0.0, 0.0).flatten().cpu())
         return torch.cat(found)
 
@@ -379,7 +392,8 @@ def fitted_sinks(variant: Variant, evidence: Evidence) -> Iterator[Alternative]:
     problem = variant.problem
     if problem.sinks is not None or not sources or variant.needs_all_heads:
         return
-    found: list[list[torch.Tensor]] = [[] for _ in range(problem.sizes.heads)]
+    none = torch.zeros(0, dtype=torch.float64)  # of heads that are not looked at
+    found = [[none] for _ in range(problem.sizes.heads)]
     parts = evidence.parts(variant, evidence.quick_rows)
     for part, expected, (actual,) in cells_of(variant, sources[:1], parts):
         full = expected.of(sources[0].target).to(torch.float64)

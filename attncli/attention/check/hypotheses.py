@@ -38,8 +38,9 @@ from attncli.attention.check.variant import (
 from attncli.attention.check.walk import Tolerance
 from attncli.attention.options import AttentionOptions, Target
 from attncli.attention.problem import Problem
+from attncli.attention.sizes import Chosen
 from attncli.attention.threads import single_threaded_torch
-from attncli.errors import options_text
+from attncli.errors import DataError, options_text
 
 # Of several that explain a candidate only those count whose errors are about as small as the
 # best one's: in half precision much lies within the tolerance.
@@ -121,14 +122,19 @@ def check(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    chosen: Chosen = (None, None),
     tell: Callable[[int], None] | None = None,
 ) -> Check:
     """Compare candidates with the reference as `compare` does, and look for what made them fail.
 
-    `tell` hears of every query of every head that is compared, how many more.
+    Of the batches and heads that are chosen. `tell` hears of every query of every head that is
+    compared, how many more.
     """
-    base = right_variant(problem, options)
+    base = right_variant(problem, options, chosen)
     if any(one.reading == "heads:averaged" for one in candidates):
+        if chosen[1] is not None:
+            got = "those averaged over the heads"
+            raise DataError("«actual_weights»", f"expected each head's for «head_index», got {got}")
         base = replace(base, heads_averaged=True)
     tolerance = Tolerance(problem.dtype, rtol, atol)
     is_small = problem.sizes.cells <= _SMALL
@@ -283,7 +289,8 @@ def _in_some_heads(evidence: Evidence, compared: Sequence[Comparison]) -> list[H
     """Mistakes that explain all heads that are off, where others are right."""
     off = evidence.off.sum(-1).bool().any(0)  # (H,)
     known = sum(one.heads_off for one in compared) <= int(evidence.off.sum(-1).bool().sum())
-    if bool(off.all()) or not bool(off.any()) or not known:
+    others = ~off if evidence.chosen is None else ~off & evidence.chosen
+    if not bool(others.any()) or not bool(off.any()) or not known:
         return []
     some = replace(evidence, heads=off)
     heads = tuple(off.nonzero()[:, 0].tolist())

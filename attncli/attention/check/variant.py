@@ -7,9 +7,10 @@ fields of `Variant`, so that any two can be combined.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from attncli.attention.check.candidate import LayoutError
 from attncli.attention.masks.build import build_mask
 from attncli.attention.options import AttentionOptions, Target
 from attncli.attention.problem import Problem
+from attncli.attention.sizes import Chosen
 from attncli.attention.threads import product
 
 # Cells of one block: 2¹⁸ float64 are 2 MiB, so that a handful of such arrays stay in the cache.
@@ -145,6 +147,8 @@ class Variant:
     rotation: Rotation | None = None
     # How outputs and weights lost digits when they were stored; None if they did not.
     result: Storage | None = None
+    # The batches and heads of which candidates are looked at; None for all of them.
+    chosen: Chosen = (None, None)
     # Column sums of a softmax over queries need every row: found once. Not copied by `replace`.
     _columns: dict[tuple[int, int], torch.Tensor] = field(
         init=False, default_factory=dict, compare=False
@@ -233,19 +237,22 @@ class Expected:
         return replace(self, weights=weights, output=output)
 
 
-def right_variant(problem: Problem, options: AttentionOptions) -> Variant:
+def right_variant(
+    problem: Problem, options: AttentionOptions, chosen: Chosen = (None, None)
+) -> Variant:
     """The problem as it was declared: no mistake."""
-    return Variant(replace(problem, mask=problem.mask_on_device()), options)
+    return Variant(replace(problem, mask=problem.mask_on_device()), options, chosen=chosen)
 
 
 def parts_of(
-    problem: Problem, rows: torch.Tensor, batches: range, *, all_heads: bool
+    variant: Variant, rows: torch.Tensor, batches: range, *, all_heads: bool
 ) -> Iterator[Part]:
     """Cut queries int64 (R,) of neighbouring batches into parts of a bounded number of cells.
 
-    Each holds some neighbouring heads, or all of them.
+    Each holds some neighbouring heads of those to be looked at, or all there are.
     """
-    sizes = problem.sizes
+    problem, sizes = variant.problem, variant.problem.sizes
+    runs = [range(sizes.heads)] if all_heads else _runs(variant.chosen[1], sizes.heads)
     per_head = max(1, sizes.k_len) * max(1, min(len(rows), problem.dk))
     heads = sizes.heads if all_heads else max(1, BLOCK_CELLS // per_head)
     heads = min(heads, sizes.heads)
@@ -253,24 +260,40 @@ def parts_of(
     step = max(1, BLOCK_CELLS // per_row, min(_ROWS_PER_CAST, _MOST_CELLS // per_row))
     several = heads == sizes.heads and per_row * max(1, len(rows)) * len(batches) <= BLOCK_CELLS
     for batch in [batches] if several else [range(b, b + 1) for b in batches]:
-        for head in range(0, sizes.heads, heads):
-            for at in range(0, len(rows), step):
-                yield Part(
-                    slice(batch.start, batch.stop),
-                    slice(head, min(head + heads, sizes.heads)),
-                    rows[at : at + step],
-                )
+        for run in runs:
+            for head in range(run.start, run.stop, heads):
+                for at in range(0, len(rows), step):
+                    yield Part(
+                        slice(batch.start, batch.stop),
+                        slice(head, min(head + heads, run.stop)),
+                        rows[at : at + step],
+                    )
 
 
-def real_rows(problem: Problem) -> Iterator[tuple[torch.Tensor, range]]:
-    """The queries that are not padding, int64 (R,), with the batches that have just these."""
-    sizes = problem.sizes
-    lengths = [problem.mask.real_queries(batch) for batch in range(sizes.batch)]
-    if len(set(lengths)) == 1:
-        yield torch.arange(lengths[0], device=problem.device), range(sizes.batch)
-        return
-    for batch, length in enumerate(lengths):
-        yield torch.arange(length, device=problem.device), range(batch, batch + 1)
+def real_rows(variant: Variant) -> Iterator[tuple[torch.Tensor, range]]:
+    """The queries that are not padding, int64 (R,), with the batches that have just these.
+
+    Of the batches to be looked at.
+    """
+    problem = variant.problem
+    runs = _runs(variant.chosen[0], problem.sizes.batch)
+    lengths = {batch: problem.mask.real_queries(batch) for run in runs for batch in run}
+    if len(set(lengths.values())) > 1:
+        runs = [range(batch, batch + 1) for batch in lengths]
+    for run in runs:
+        yield torch.arange(lengths[run.start], device=problem.device), run
+
+
+def _runs(chosen: Sequence[int] | None, length: int) -> list[range]:
+    """Neighbours among chosen indices in ascending order; all in one where none are chosen."""
+    if chosen is None:
+        return [range(length)] if length else []
+    ordered = sorted(chosen)
+    starts = [at for at, one in enumerate(ordered) if not at or one > ordered[at - 1] + 1]
+    return [
+        range(ordered[start], ordered[stop - 1] + 1)
+        for start, stop in pairwise([*starts, len(ordered)])
+    ]
 
 
 def evaluate(variant: Variant, part: Part, *, with_output: bool = True) -> Expected:

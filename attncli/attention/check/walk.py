@@ -180,8 +180,8 @@ def cells_of(
 
 def all_parts(variant: Variant) -> Iterator[Part]:
     """Every query that is not padding, in parts."""
-    for rows, batches in real_rows(variant.problem):
-        yield from parts_of(variant.problem, rows, batches, all_heads=variant.needs_all_heads)
+    for rows, batches in real_rows(variant):
+        yield from parts_of(variant, rows, batches, all_heads=variant.needs_all_heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,18 @@ class Errors:
     wrong: torch.Tensor
     explained: torch.Tensor | None = None
     forgiven: int = 0
+
+    def of_heads(self, heads: torch.Tensor) -> Errors:
+        """Those of some heads alone, bool (h,)."""
+        return replace(
+            self,
+            actual=self.actual[:, heads],
+            expected=self.expected[:, heads],
+            error=self.error[:, heads],
+            allowed=self.allowed[:, heads],
+            wrong=self.wrong[:, heads],
+            explained=None if self.explained is None else self.explained[:, heads],
+        )
 
 
 def errors_of(
@@ -287,6 +299,7 @@ class ErrorSums:
         cells, finite: cells looked at, finite in both.
         broken: whether NaN or inf is out of place.
         judged: whether what rounding explains is known.
+        heads: bool (H,), those that count; None for all.
     """
 
     squares: torch.Tensor
@@ -299,20 +312,22 @@ class ErrorSums:
     finite: int = 0
     broken: bool = False
     judged: bool = False
+    heads: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, candidate: Candidate) -> Self:
-        """Empty ones for a candidate."""
+    def of(cls, candidate: Candidate, heads: torch.Tensor | None = None) -> Self:
+        """Empty ones for a candidate, of some heads alone, bool (H,), or of all."""
         shape = candidate.values.shape[:2]
         zeros: dict[str, Any] = {name: torch.zeros(shape, dtype=torch.float64) for name in _BY_HEAD}
-        return cls(**zeros)
+        return cls(**zeros, heads=heads)
 
     def of_heads(self, heads: torch.Tensor) -> ErrorSums:
-        """Those of some heads alone, bool (H,), of which all have equally many cells."""
-        share = int(heads.sum()) / max(1, len(heads))
+        """Those of some heads that count alone, bool (H,); all have equally many cells."""
+        among = len(heads) if self.heads is None else int(self.heads.sum())
+        share = int(heads.sum()) / max(1, among)
         kept: dict[str, Any] = {name: getattr(self, name)[:, heads] for name in _BY_HEAD}
         cells, finite = round(self.cells * share), round(self.finite * share)
-        return replace(self, cells=cells, finite=finite, **kept)
+        return replace(self, cells=cells, finite=finite, heads=None, **kept)
 
     def add(self, errors: Errors, part: Part) -> Errors:
         """Take in a block whose rows and heads are those of the part.
@@ -320,7 +335,11 @@ class ErrorSums:
         Returns:
             The same, with 0 in the place of both values where one of them is not finite.
         """
-        place = (part.batch, part.head)
+        place: tuple[slice, Any] = (part.batch, part.head)
+        if self.heads is not None and not bool(self.heads[part.head].all()):
+            counted = self.heads[part.head]
+            errors = errors.of_heads(counted.to(errors.error.device))
+            place = (part.batch, counted.nonzero()[:, 0] + (part.head.start or 0))
         self.cells += errors.error.numel()
         self.wrong[place] += errors.wrong.sum((2, 3)).cpu()
         if not math.isfinite(float(errors.actual.sum()) + float(errors.expected.sum())):

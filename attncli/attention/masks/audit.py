@@ -279,7 +279,7 @@ _PADDING = ("key_lengths", "key_padding")
 
 def _asked_words(mask: Mask, options: AttentionOptions) -> str:
     """What the options ask for, whatever of it shows."""
-    batches = range(mask.sizes.batch if mask.differs(0) else 1)
+    batches = mask.indices(0) if mask.differs(0) else [0]
     said = describe(merge([asked_pattern(options, mask, batch) for batch in batches]))
     if mask.shift is None or mask.offset is not None:
         return said

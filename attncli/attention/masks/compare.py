@@ -234,9 +234,14 @@ def _pairs(a: Mask, b: Mask) -> Iterator[Pair]:
     And how many queries are real in both.
     """
     by_batch, by_head = (a.differs(axis) or b.differs(axis) for axis in (0, 1))
-    batches, heads = max(a.sizes.batch, b.sizes.batch), max(a.sizes.heads, b.sizes.heads)
-    for batch in range(batches if by_batch else min(1, batches)):
-        for head in range(heads if by_head else min(1, heads)):
+    batches, heads = (
+        a.indices(axis) if a.chosen[axis] is not None else range(max(of_both))
+        for axis, of_both in enumerate(
+            ((a.sizes.batch, b.sizes.batch), (a.sizes.heads, b.sizes.heads))
+        )
+    )
+    for batch in batches if by_batch else batches[:1]:
+        for head in heads if by_head else heads[:1]:
             one, other = (
                 HeadMask(mask, min(batch, mask.sizes.batch - 1), min(head, mask.sizes.heads - 1))
                 for mask in (a, b)

@@ -8,7 +8,7 @@ long as every rule allows it, by an interval of keys per query.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
@@ -32,7 +32,7 @@ from attncli.attention.masks.rules import (
     KeyPadding,
     Rule,
 )
-from attncli.attention.sizes import Sizes
+from attncli.attention.sizes import Chosen, Sizes
 from attncli.errors import UsageError
 
 BLOCK_CELLS = 1 << 22
@@ -58,6 +58,7 @@ class Mask:
         query_lengths: int64 (B | 1,), number of real queries.
         slopes: float64 (H,), mₕ of ALiBi; None for none.
         warnings: what the reader of the results should know.
+        chosen: the batches and the heads to look at, by their indices; None for all of them.
         convert: makes an array of the mask's library, on its device, of a NumPy one.
     """
 
@@ -67,6 +68,7 @@ class Mask:
     query_lengths: Array
     slopes: Array | None = None
     warnings: tuple[str, ...] = ()
+    chosen: Chosen = (None, None)
     convert: Callable[[Any], Array] = np.asarray
     # Where the keys of `sizes` start, and how many there are in all, where they are some of them;
     # keys and positions are counted from there.
@@ -210,6 +212,18 @@ class Mask:
         of_batch = [self.query_lengths] if self.shift is None else [self.shift, self.query_lengths]
         apart = axis == 0 and any(len(array) > 1 for array in of_batch)
         return apart or any(rule.differs(axis) for rule in self.rules)
+
+    def indices(self, axis: int) -> Sequence[int]:
+        """The batches (0) or heads (1) to look at."""
+        length = self.sizes.heads if axis else self.sizes.batch
+        chosen = self.chosen[axis]
+        return range(length) if chosen is None else chosen
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """The first batch and head to look at, be there any or not."""
+        batches, heads = self.indices(0), self.indices(1)
+        return (batches[0] if batches else 0), (heads[0] if heads else 0)
 
     def moved(self, convert: Callable[[Any], Array]) -> Mask:
         """The same with its arrays somewhere else."""
@@ -357,8 +371,8 @@ def head_masks(mask: Mask) -> list[tuple[int | None, int | None, HeadMask]]:
     """Each batch and head of a mask; None in the place of an index where all are plainly alike."""
     if not mask.sizes.batch or not mask.sizes.heads:
         return []
-    batches = range(mask.sizes.batch) if mask.differs(0) else [None]
-    heads = range(mask.sizes.heads) if mask.differs(1) else [None]
+    batches = mask.indices(0) if mask.differs(0) else [None]
+    heads = mask.indices(1) if mask.differs(1) else [None]
     return [(b, h, mask.head(b or 0, h or 0)) for b in batches for h in heads]
 
 

@@ -31,7 +31,8 @@ def audit_spans(mask: Mask, options: AttentionOptions, *, named: int = 10) -> Ma
     assert spans is not None  # whoever asks has one
     packed = options.cu_seqlens_q is not None or options.cu_seqlens_k is not None
     plain = replace(options, cu_seqlens_q=None, cu_seqlens_k=None)
-    patterns = [asked_pattern(plain, mask, batch) for batch in range(len(spans.batches))]
+    batches = mask.indices(0) if len(spans.batches) > 1 else [0]
+    patterns = [asked_pattern(plain, mask, batch) for batch in batches]
     if packed:
         patterns = [replace(one, q_len=one.k_len) for one in patterns]
 
@@ -43,10 +44,10 @@ def audit_spans(mask: Mask, options: AttentionOptions, *, named: int = 10) -> Ma
         return count if said == "full" else f"{said}; {count}, positions counted in each"
 
     records, parts = [], []
-    for number, (patches, pattern) in enumerate(zip(spans.batches, patterns, strict=True)):
+    for number, pattern in zip(batches, patterns, strict=True):
         batch = number if len(spans.batches) > 1 else None
         said = told([pattern])
-        records.append(_record(batch, mask, patches, said, named))
+        records.append(_record(batch, mask, spans.batches[number], said, named))
         parts.append((batch, None, Recognition(said, mask.head(number, 0))))
     whole = told(patterns)
     built = None if packed else options_of(patterns)

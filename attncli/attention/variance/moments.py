@@ -6,8 +6,9 @@ Do these tensors meet the assumption behind 1/√d_k, and if not, what breaks it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from attncli.attention.masks.mask import HeadMask
 from attncli.attention.problem import Problem
+from attncli.attention.sizes import Chosen
 from attncli.attention.threads import map_ranges
 from attncli.attention.variance.cell_sums import (
     TILE_ROWS,
@@ -372,20 +374,29 @@ FLAT, SHARP = 1 / 16, 4.0
 NEAR = 2.0
 
 
-def audit(problem: Problem) -> Iterator[ScoreMoments]:
-    """The moments of every head of every batch, key heads that are shared measured once."""
-    for batch in range(problem.sizes.batch):
-        for kv_head in range(problem.kv_heads):
-            yield from audit_sharing(problem, batch, kv_head)
+def audit(problem: Problem, chosen: Chosen = (None, None)) -> Iterator[ScoreMoments]:
+    """The moments of every head of every batch, key heads that are shared measured once.
+
+    Args:
+        problem: whose heads.
+        chosen: which of its batches and heads.
+    """
+    for batch, heads in sharing(problem, chosen):
+        yield from audit_sharing(problem, batch, heads)
 
 
-def audit_sharing(
-    problem: Problem, batch: int, kv_head: int, part: slice = slice(None)
-) -> list[ScoreMoments]:
-    """The moments of the query heads that share a key head, or of some of these."""
-    count = problem.sizes.heads // problem.kv_heads
-    keys = key_moments(problem, batch, kv_head)
-    heads = range(kv_head * count, (kv_head + 1) * count)[part]
+def sharing(problem: Problem, chosen: Chosen) -> Iterator[tuple[int, Sequence[int]]]:
+    """Each batch with neighbours among the chosen query heads that share a key head."""
+    batches, heads = chosen
+    for batch in range(problem.sizes.batch) if batches is None else batches:
+        wanted = range(problem.sizes.heads) if heads is None else heads
+        for _, some in groupby(wanted, key=problem.kv_head):
+            yield batch, tuple(some)
+
+
+def audit_sharing(problem: Problem, batch: int, heads: Sequence[int]) -> list[ScoreMoments]:
+    """The moments of query heads that share a key head."""
+    keys = key_moments(problem, batch, problem.kv_head(heads[0]))
     return [score_moments(problem, batch, head, keys=keys) for head in heads]
 
 
