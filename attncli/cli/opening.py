@@ -15,8 +15,8 @@ from attncli.files.text import place, shown
 from attncli.report import Unit
 from attncli.report.printer import heading
 from attncli.report.stages import problem_line
-from attncli.report.words import ENGLISH, Words
 from attncli.report.table import chosen_words
+from attncli.report.words import ENGLISH, Words
 
 Openings = dict[tuple[str, str], list[RenderableType]]
 

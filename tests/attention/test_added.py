@@ -47,7 +47,7 @@ def evidence_of(
         return right_variant(make_problem(q, k, v, options), options)
 
     other = variant_of({**declared, **made})
-    (part,) = parts_of(other.problem, torch.arange(q_len), range(batch), all_heads=True)
+    (part,) = parts_of(other, torch.arange(q_len), range(batch), all_heads=True)
     expected = evaluate(other, part)
     base = variant_of(declared)
     candidates = [read_candidate(one, expected.of(one), base.problem) for one in targets]
@@ -250,7 +250,7 @@ def test_no_sinks_are_fitted_where_nothing_tells_them() -> None:
 def test_other_value_heads_are_found(chosen: tuple[int, int]) -> None:
     evidence = evidence_of({"causal": True}, {}, [Target.OUTPUT])
     made = replace(evidence.base, value_heads=chosen)
-    (part,) = parts_of(made.problem, torch.arange(LENGTH), range(1), all_heads=True)
+    (part,) = parts_of(made, torch.arange(LENGTH), range(1), all_heads=True)
     output = evaluate(made, part).of(Target.OUTPUT)
     candidates = [read_candidate(Target.OUTPUT, output, made.problem)]
     evidence = sample_rows(evidence.base, candidates)
@@ -263,7 +263,7 @@ def test_other_value_heads_are_found(chosen: tuple[int, int]) -> None:
 def dropped(probability: float, factor: float, target: Target = Target.WEIGHTS) -> Evidence:
     """Weights, and what follows from them, of which some are 0 and the others larger."""
     base = evidence_of({}, {}, [Target.WEIGHTS]).base
-    (part,) = parts_of(base.problem, torch.arange(LENGTH), range(1), all_heads=True)
+    (part,) = parts_of(base, torch.arange(LENGTH), range(1), all_heads=True)
     right = evaluate(base, part)
     keep = torch.rand(right.weights.shape, generator=torch.Generator().manual_seed(1))
     other = right.with_weights(torch.where(keep >= probability, right.weights * factor, 0.0))

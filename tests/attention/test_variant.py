@@ -317,17 +317,17 @@ def test_parts_hold_every_cell_once(
 ) -> None:
     monkeypatch.setattr(variant_module, "BLOCK_CELLS", block)
     monkeypatch.setattr(variant_module, "_MOST_CELLS", most)
-    problem = problem_of(query_lengths=(5, 3)).problem
+    variant = problem_of(query_lengths=(5, 3))
     count = torch.zeros(B, H, S, dtype=torch.int64)
-    for rows, batches in real_rows(problem):
-        for part in parts_of(problem, rows, batches, all_heads=all_heads):
+    for rows, batches in real_rows(variant):
+        for part in parts_of(variant, rows, batches, all_heads=all_heads):
             count[part.batch, part.head, part.rows] += 1
             cells = count[part.batch, part.head, part.rows].numel() * K
             heads = range(*part.head.indices(H))
             assert not all_heads or len(heads) == H
             assert all_heads or cells <= max(block, most, K)
     assert count.tolist() == [[[1] * 5] * H, [[1, 1, 1, 0, 0]] * H]
-    (alike,) = real_rows(problem_of(query_lengths=(4, 4)).problem)
+    (alike,) = real_rows(problem_of(query_lengths=(4, 4)))
     assert (alike[0].tolist(), alike[1]) == ([0, 1, 2, 3], range(B))
 
 
