@@ -424,3 +424,42 @@ def test_first_keys_that_a_window_hides_get_nothing(sink_keys: int) -> None:
         assert rows.sink_mass is not None
         close(rows.sink_mass, weights[:, :sink_keys].sum(-1), 1e-12)
         assert rows.shares.first.seen.tolist() == seen[:, :sink_keys].sum(-1).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_columns_of_rows_have_the_types_that_are_documented(dtype: torch.dtype) -> None:
+    random = np.random.default_rng(14)
+    q, k, v = (torch.from_numpy(random.standard_normal((1, 2, 9, 4))).to(dtype) for _ in range(3))
+    precision = Precision.FLOAT32 if dtype is torch.float32 else Precision.FLOAT64
+    options = AttentionOptions(causal=True, sinks=np.zeros(2))
+    problem = make_problem(q, k, v, options, precision=precision)
+    for rows in stream_rows(problem, Wanted(top_key=True, output=True)):
+        whole = {name: getattr(rows, name) for name in ("keys", "top_key", "outcomes")}
+        assert {name: one.dtype for name, one in whole.items()} == dict.fromkeys(whole, torch.int64)
+        flags = rows.empty, rows.nonfinite
+        assert [one.dtype for one in flags] == [torch.bool] * 2
+        floats = ("entropy_nats", "entropy_bits", "entropy_normalized", "effective_keys")
+        floats += ("max_weight", "max_logit", "logsumexp", "sink_mass", "distance", "sink_weight")
+        for name in floats:
+            assert getattr(rows, name).dtype == torch.float64, name
+        assert rows.output is not None
+        assert rows.output.dtype == dtype
+
+
+@pytest.mark.parametrize("by_interval", [False, True])
+def test_each_key_is_told_what_it_gets_and_from_how_many(by_interval: bool) -> None:
+    random = np.random.default_rng(15)
+    q, k = (torch.from_numpy(random.standard_normal((2, 2, 9, 4))) for _ in range(2))
+    mask = random.random((2, 2, 9, 9)) < 0.5
+    if by_interval:
+        mask = np.broadcast_to(np.tri(9, dtype=bool) & (np.arange(9) != 4), (2, 2, 9, 9))
+    options = AttentionOptions(attn_mask=np.array(mask))
+    if by_interval:
+        options = AttentionOptions(causal=True, key_padding=np.arange(9) != 4)
+    for rows in stream_rows(make_problem(q, k, None, options), Wanted(per_key=True)):
+        seen = torch.tensor(mask[rows.batch, rows.head])
+        logits = q[rows.batch, rows.head] @ k[rows.batch, rows.head].T / 2
+        weights = logits.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+        assert rows.received is not None
+        close(rows.received.mass, weights.sum(0), 1e-12)
+        assert rows.received.queries.tolist() == seen.sum(0).tolist()
