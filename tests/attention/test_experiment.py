@@ -457,7 +457,7 @@ def plain_interval(groups: list[np.ndarray]) -> tuple[float, float]:
         squares = (strays**2).sum()
         error = math.sqrt(squares * unbiased) / count / (mean * factor)
         kurtosis = many * (strays**4).sum() / squares**2
-        kurtosis *= 1 + 4 * kurtosis / many
+        kurtosis *= 1 + kurtosis * (kurtosis + 4) / (2 * many)
         freedom = min(many - 1, max(3.0, (many - 1) / max(1.0, (kurtosis - 1) / 2)))
         reach = student_quantile(0.975, freedom) * error
         low, high = -math.expm1(error**2 - reach), math.expm1(error**2 + reach)
@@ -481,3 +481,14 @@ def test_intervals_are_those_of_their_sources(
     groups = [row[: max(0, counted - width * at)] for at, row in enumerate(x)]
     found = ClusterSums.of(x.copy(), 0.3, counted).interval()
     assert found == pytest.approx(plain_interval(groups), rel=1e-9)
+
+
+@pytest.mark.parametrize("std", [1e-30, 1e-20, 1e20, 1e30])
+def test_intervals_of_very_small_and_large_entries(std: float) -> None:
+    """Their squares of squares are no ordinary numbers."""
+    found, usual = (
+        experiment(ExperimentSpec(dk=4, samples=400, distribution=Distribution(std=each)))[0]
+        for each in (std, 1.0)
+    )
+    for end in ("var_ci95_low", "var_ci95_high"):
+        assert getattr(found, end) == pytest.approx(getattr(usual, end) * std**4, rel=0.1)

@@ -398,11 +398,12 @@ class _Part:
     @property
     def _degrees_of_freedom(self) -> float:
         """Of the error: groups − 1 for normal influences, fewer for heavy tails."""
-        most = self.groups - 1
-        if not (self.squares > 0 and math.isfinite(self.fourth)):
+        most, square = self.groups - 1, self.squares * self.squares
+        if not (square > 0 and math.isfinite(self.fourth)):
             return most
-        kurtosis = self.groups * max(0.0, self.fourth) / self.squares**2
-        kurtosis *= 1 + 4 * kurtosis / self.groups
+        kurtosis = self.groups * max(0.0, self.fourth) / square
+        # Few groups show too little of a heavy tail, and the less the heavier it is. By trial.
+        kurtosis *= 1 + kurtosis * (kurtosis + 4) / (2 * self.groups)
         return min(most, max(3.0, most / max(1.0, (kurtosis - 1) / 2)))
 
 
