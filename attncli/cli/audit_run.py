@@ -28,10 +28,15 @@ from attncli.cli.output import (
     write_picture,
     write_result,
 )
+from attncli.cli.terminal import watched
 from attncli.columns import record_of
 from attncli.errors import AttncliError, UsageError
+from attncli.report import Format
 from attncli.report.audit import audit_tables, fit_tables
 from attncli.report.printer import Printer
+
+# Cells that take seconds.
+WORTH_WATCHING = 1 << 25
 
 
 def run(
@@ -85,7 +90,7 @@ def _run_audit(
         printer,
         command="variance",
         columns=analysis.AUDIT,
-        records=kept(_audited(made, chosen), drawn),
+        records=kept(_audited(made, chosen, output, printer), drawn),
         inputs=inputs_record(made),
         params=params_record(made, [chosen_record(one) for one in chosen]),
         show=lambda found: audit_tables(found, opened, printer, output.digits),
@@ -94,8 +99,19 @@ def _run_audit(
     return drawn
 
 
-def _audited(made: Sequence[GroupProblem], chosen: Sequence[Chosen]) -> Iterator[Record]:
-    for at, moments in analysis.audited([one.problem for one in made], chosen):
+def _audited(
+    made: Sequence[GroupProblem], chosen: Sequence[Chosen], output: PlotOptions, printer: Printer
+) -> Iterator[Record]:
+    problems = [one.problem for one in made]
+    heads = 0
+    for one, (batches, some) in zip(problems, chosen, strict=True):
+        in_batch = one.sizes.heads if some is None else len(some)
+        heads += in_batch * (one.sizes.batch if batches is None else len(batches))
+    # Where records run down the same terminal, a bar would be drawn across them.
+    silent = output.format in (Format.CSV, Format.NDJSON) and printer.on_terminal
+    worth = sum(problem.sizes.cells for problem in problems) >= WORTH_WATCHING and not silent
+    found = watched(analysis.audited(problems, chosen), printer, heads if worth else 0, "heads")
+    for at, moments in found:
         group = made[at].group
         place = {"source": group.source_name, "group": group.name}
         yield place | record_of(moments) | {"diagnosis": diagnosis(moments)}

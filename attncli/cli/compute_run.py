@@ -44,7 +44,8 @@ from attncli.report import stages as report
 from attncli.report.printer import Printer, document
 from attncli.report.table import labels_of_batch
 
-# Cells of all stages from which on somebody may wonder how long it takes.
+# Cells of all stages, or pairs of a query and a key, from which on somebody may wonder how long it
+# takes.
 WORTH_WATCHING = 1 << 23
 
 # Of the picture of weights below the corners of a matrix that is too large to show.
@@ -191,7 +192,8 @@ def _gather(
     cells = [math.prod(result.shape) for found in results for result in found.values()]
     require_values(sum(count for count in cells if count <= max_values))
     with ExitStack() as stack:
-        shown = sum(cells) if sum(cells) >= WORTH_WATCHING else 0
+        pairs = (_pairs(one) for one, found in zip(asked, results, strict=True) if found)
+        shown = sum(cells) if max(sum(cells), sum(pairs)) >= WORTH_WATCHING else 0
         tell = stack.enter_context(progress(printer, shown, "computing"))
         saver = None
         if options.save is not None and ranks.is_first():
@@ -202,6 +204,13 @@ def _gather(
     if options.save is not None:
         printer.wrote(options.save)
     return results
+
+
+def _pairs(one: GroupStages) -> int:
+    """How many queries and keys meet in what is selected."""
+    chosen = one.asked.selection
+    k_len = one.asked.problem.sizes.k_len
+    return len(chosen.batches) * len(chosen.heads) * len(chosen.rows) * k_len
 
 
 def _saved(

@@ -22,11 +22,16 @@ from attncli.attention.sizes import PACKED
 from attncli.cli.commands import MaskOptions, PlotOptions
 from attncli.cli.mask_run import Prepared, errors_named, prepare, read_inputs
 from attncli.cli.output import make_printer
+from attncli.cli.terminal import watched
 from attncli.columns import columns_of, record_of
 from attncli.errors import DataError
 from attncli.files.text import place
+from attncli.report import Format
 from attncli.report.mask import effect_tables
 from attncli.report.table import labels_of_batch, scale_text
+
+# Cells that take seconds, and rows after which progress is told.
+WORTH_WATCHING, ROWS_AT_ONCE = 1 << 23, 64
 
 
 def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> None:
@@ -43,6 +48,11 @@ def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> Non
     else:
         said = f"scores {place(options.scores)}"
         effects = effect_on_scores(_scores(options.scores, prepared), prepared.mask, maps)
+    sizes = prepared.mask.sizes
+    silent = output.format in (Format.CSV, Format.NDJSON) and prepared.printer.on_terminal
+    rows = sizes.batch * sizes.heads * sizes.q_len
+    total = rows if sizes.cells >= WORTH_WATCHING and not silent else 0
+    effects = watched(effects, prepared.printer, total, "softmax", ROWS_AT_ONCE)
     columns = columns_of(RowEffect)
     shown = [column for column in columns if column.unit in ("", str(output.unit))]
     prepared.write(

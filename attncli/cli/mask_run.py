@@ -36,6 +36,7 @@ from attncli.cli.output import (
     write_picture,
     write_result,
 )
+from attncli.cli.terminal import progress
 from attncli.columns import Column, columns_of, record_of
 from attncli.errors import AttncliError, CheckFailedError, UsageError, options_text
 from attncli.files.roles import read_one
@@ -46,6 +47,8 @@ from attncli.report.mask import comparison_tables, kinds_table, mask_opening, ma
 from attncli.report.printer import Printer
 from attncli.report.table import chosen_words, labels_of_batch
 
+# Cells of a file that take a second.
+WORTH_WATCHING = 1 << 24
 FAILURES = ("empty-rows", "unused-keys", "leak")
 
 
@@ -273,8 +276,10 @@ def _prepared(
     mask = analysis.long_mask(arguments.options, sizes)
     if mask is None:
         require_mask(sizes, arguments.options)
-        mask = replace(build_mask(arguments.options, sizes), chosen=chosen)
-        judged = audit(mask, arguments.options)
+        is_long = arguments.options.attn_mask is not None and sizes.cells >= WORTH_WATCHING
+        with progress(printer, None if is_long else 0, "reading the mask"):
+            mask = replace(build_mask(arguments.options, sizes), chosen=chosen)
+            judged = audit(mask, arguments.options)
     else:
         mask = replace(mask, chosen=chosen)
         judged = audit_spans(mask, arguments.options)

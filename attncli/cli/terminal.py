@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 import typer
 from rich.console import Console, RenderableType
@@ -33,6 +34,7 @@ ENTER, CAUSAL = set("\r\n"), set("cC")
 SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"
 
 Pages = Sequence[Sequence[RenderableType]]
+Item = TypeVar("Item")
 
 
 # Off a terminal it is said once how long a run will take: after so many seconds, if so many remain.
@@ -41,27 +43,49 @@ _UNITS = (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 6
 
 
 @contextmanager
-def progress(printer: Printer, total: int, what: str) -> Iterator[Callable[[int], None] | None]:
+def progress(
+    printer: Printer, total: int | None, what: str
+) -> Iterator[Callable[[int], None] | None]:
     """A function that is told how much more is done, or None where nobody would see it.
 
     Terminals get a bar; elsewhere one line says how long it will take, where that is long.
 
     Args:
         printer: whose quietness counts.
-        total: how much there is to do.
+        total: how much there is to do, 0 for nothing to show; None where that is not known.
         what: what is being done, for the line.
     """
-    if printer.quiet or total <= 0:
+    shown = sys.stderr.isatty()
+    if printer.quiet or total == 0 or (total is None and not shown):
         yield None
         return
-    if not sys.stderr.isatty():
+    if total is not None and not shown:
         yield _foretelling(printer, total, what)
         return
     columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    drawn = Progress(*columns, console=Console(stderr=True), transient=True)
+    # Or rich would print results above the bar, in the place of where they go.
+    seen = Console(stderr=True)
+    drawn = Progress(*columns, console=seen, transient=True, redirect_stdout=False)
     with undoing(partial(os.write, 2, SHOW_CURSOR)), drawn as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+def watched(
+    items: Iterable[Item], printer: Printer, total: int, what: str, at_once: int = 1
+) -> Iterator[Item]:
+    """The same items, with progress as they come by.
+
+    Args:
+        items: so many as `total` says.
+        printer, total, what: as for `progress`.
+        at_once: how many of them come by before it is told.
+    """
+    with progress(printer, total, what) as tell:
+        for done, item in enumerate(items, 1):
+            yield item
+            if tell is not None and done % at_once == 0:
+                tell(at_once)
 
 
 def _foretelling(printer: Printer, total: int, what: str) -> Callable[[int], None]:

@@ -91,6 +91,24 @@ def test_nothing_is_wider_than_the_terminal(
     assert "more: --format csv" in rows
 
 
+def test_records_go_where_they_are_sent_while_a_bar_is_drawn(tmp_path: Path) -> None:
+    here, there = pty.openpty()
+    words = ["entropy", "--q-len", "3000", "--k-len", "3000", "--per-row", "-f", "csv"]
+    with (tmp_path / "rows.csv").open("wb") as rows:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "attncli", *words],
+            stdout=rows,
+            stderr=there,
+            env=os.environ | {"TERM": "xterm-256color"},
+        )
+    os.close(there)
+    shown = drained(here)[0]
+    assert process.wait(60) == 0
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 3001
+    assert "attention" in shown
+    assert "random" not in shown
+
+
 def test_an_encoding_without_blocks_gets_other_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The five shades stay apart, which a letter-by-letter replacement would not keep."""
     out = subprocess.run(

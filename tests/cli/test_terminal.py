@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
 import os
 import pty
@@ -13,7 +14,10 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -338,3 +342,45 @@ def test_keys_lead_to_pages(keys: tuple[str, ...], at: int, following: int | Non
         expected = 9 if key == "\x1b[C" and at == 9 else following
         assert page_after(key, at, 10) == expected, repr(key)
     assert page_after("\r", 9, 10) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "module", "total", "what"),
+    [
+        ("compute q.npy k.npy v.npy --stage output", "compute_run", 2 * 4 * 5 * 6, "computing"),
+        ("variance q.npy k.npy", "audit_run", 2 * 4, "heads"),
+        ("mask --effect q.npy k.npy", "mask_effect_run", 2 * 4 * 5, "softmax"),
+        ("mask --attn-mask m.npy", "mask_run", None, "reading the mask"),
+    ],
+)
+def test_what_takes_long_shows_that_it_goes_on(
+    run: Run,
+    files: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    module: str,
+    total: int | None,
+    what: str,
+) -> None:
+    np.save("m.npy", np.tri(5, dtype=bool))
+    asked: list[tuple[int | None, str]] = []
+    told: list[int] = []
+
+    @contextmanager
+    def recorded(_: Printer, total: int | None, what: str) -> Iterator[Any]:
+        asked.append((total, what))
+        yield told.append
+
+    monkeypatch.setattr("attncli.cli.terminal.progress", recorded)
+    importlib.import_module(f"attncli.cli.{module}")
+    if module in ("compute_run", "mask_run"):
+        monkeypatch.setattr(f"attncli.cli.{module}.progress", recorded)
+    run(*line.split(), *(["--query-offset", "0"] if "--effect" in line else []))
+    assert asked[-1][0] == 0, "too small to be worth it"
+    told.clear()
+    monkeypatch.setattr(f"attncli.cli.{module}.WORTH_WATCHING", 1)
+    monkeypatch.setattr("attncli.cli.mask_effect_run.ROWS_AT_ONCE", 1)
+    shown = run(*line.split(), *(["--query-offset", "0"] if "--effect" in line else []))
+    assert shown.stdout
+    assert (total, what) in asked
+    assert total is None or sum(told) == total
