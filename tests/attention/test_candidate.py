@@ -10,12 +10,11 @@ from attncli.attention.check.candidate import (
     Target,
     apply_layout_error,
     read_candidate,
-    require_candidates,
     shapes_of,
     undo_layout,
     values_dtype,
 )
-from attncli.attention.options import AttentionOptions, Layout
+from attncli.attention.options import AttentionOptions, Layout, require_candidates
 from attncli.attention.problem import Problem, make_problem
 from attncli.errors import AttncliError, DataError, UsageError
 
