@@ -135,7 +135,7 @@ def stream_rows(
         with_top_key=wanted.top_key,
         with_distances=wanted.distances,
     )
-    for run in runs_of(problem, batches, heads, queries):
+    for run in runs_of(problem, batches, heads, queries, with_values=wanted.output):
         with single_threaded_torch(problem.device) as workers:
             found = rows_of_groups(made_groups(make, run, workers), wanted, advance, workers)
         for _, rows in found:
@@ -171,14 +171,16 @@ def runs_of(
     batches: Sequence[int] | None,
     heads: Sequence[int] | None,
     queries: Sequence[NDArray[np.int64]] | None = None,
+    *,
+    with_values: bool = True,
 ) -> Iterator[list[Heads]]:
     """All that is asked for, in order, as much at a time as threads share out together."""
     sizes, held = problem.sizes, 0
     run: list[Heads] = []
-    a_key = problem.dtype.itemsize * (problem.dk + (problem.dv or 0))
+    width = problem.dk + (problem.dv or 0 if with_values else 0)
     for batch in range(sizes.batch) if batches is None else batches:
         chosen = np.arange(problem.mask.real_queries(batch)) if queries is None else queries[batch]
-        a_head = sizes.k_len * a_key + len(chosen) * _BYTES_A_ROW
+        a_head = sizes.k_len * width * problem.dtype.itemsize + len(chosen) * _BYTES_A_ROW
         all_heads = range(sizes.heads) if heads is None else heads
         for several in neighbours(all_heads, heads_at_once(problem, len(chosen))):
             if run and held + len(several) * a_head > _BYTES_AT_ONCE:
