@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import itemgetter
+from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -12,12 +16,43 @@ from attncli.attention.problem import Problem
 from attncli.attention.sizes import Chosen
 from attncli.attention.variance.fit_scale import ScaleCandidate, ScaleFit, fit_scale
 from attncli.attention.variance.moments import ScoreMoments, audit_sharing, sharing
-from attncli.columns import Column, columns_of
+from attncli.columns import Column, column, columns_of, record_of
 from attncli.errors import DataError
 from attncli.ranks import in_order
 
+Record = dict[str, Any]
 _SCALE = float | tuple[float, ...]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMoments:
+    """The heads of a group: how large their scaled scores are, and what makes them so."""
+
+    source: str = column("file", is_key=True, description="where Q came from")
+    group: str = column("group", is_key=True, description="its name in the bundle, else empty")
+    heads: int = column("heads", description="records of heads: batches × heads")
+    dk: int = column("d_k", description="width of a query or key")
+    scaled_var_mean: float | None = column(
+        "scaled", description="mean over the heads of their scaled_var, which 1/√d_k assumes is 1"
+    )
+    scaled_var_min: float | None = column(
+        "lowest head", description="the lowest scaled_var", is_beside=True
+    )
+    scaled_var_max: float | None = column(
+        "highest head", description="the highest scaled_var", is_beside=True
+    )
+    interaction_share_mean: float | None = column(
+        "interaction", description="mean of var_from_interaction / var_within_rows, 0 to 1"
+    )
+    query_mean_share_mean: float | None = column(
+        "query mean", description="mean of var_from_query_mean / var_within_rows, 0 to 1"
+    )
+    key_mean_share_mean: float | None = column(
+        "key mean", description="mean of var_from_key_mean / var_all_pairs, 0 to 1"
+    )
+
+
+GROUP = columns_of(GroupMoments)
 AUDIT = (
     Column("source", "file", is_key=True, description="where Q came from", holds=str),
     Column("group", "group", is_key=True, description="its name in the bundle", holds=str),
@@ -62,6 +97,33 @@ def audited(
     found = in_order(places, costs, work, join)
     for (at, *_), heads in zip(places, found, strict=False):  # none at other ranks
         yield from ((at, moments) for moments in heads)
+
+
+def group_records(records: Iterable[Record]) -> Iterator[Record]:
+    """A record for each source and group of records of heads, in their order."""
+    for (source, group), of_group in groupby(records, itemgetter("source", "group")):
+        yield record_of(_summed_up(source, group, list(of_group)))
+
+
+def _summed_up(source: str, group: str, records: Sequence[Record]) -> GroupMoments:
+    scaled = [one["scaled_var"] for one in records if one["scaled_var"] is not None]
+
+    def share(part: str, whole: str) -> float | None:
+        known = [(one[part], one[whole]) for one in records if one[part] is not None and one[whole]]
+        return fmean(one / all_of_it for one, all_of_it in known) if known else None
+
+    return GroupMoments(
+        source=source,
+        group=group,
+        heads=len(records),
+        dk=records[0]["dk"],
+        scaled_var_mean=fmean(scaled) if scaled else None,
+        scaled_var_min=min(scaled, default=None),
+        scaled_var_max=max(scaled, default=None),
+        interaction_share_mean=share("var_from_interaction", "var_within_rows"),
+        query_mean_share_mean=share("var_from_query_mean", "var_within_rows"),
+        key_mean_share_mean=share("var_from_key_mean", "var_all_pairs"),
+    )
 
 
 def fit_to(problem: Problem, given: torch.Tensor, where: str) -> ScaleFit:

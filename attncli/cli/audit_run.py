@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from attncli.analysis import audit as analysis
 from attncli.analysis.inputs import describe, read_tensor
@@ -32,7 +32,7 @@ from attncli.cli.terminal import watched
 from attncli.columns import record_of
 from attncli.errors import AttncliError, UsageError
 from attncli.report import Format
-from attncli.report.audit import audit_tables, fit_tables
+from attncli.report.audit import audit_tables, fit_tables, group_tables
 from attncli.report.printer import Printer
 
 # Cells that take seconds.
@@ -85,15 +85,20 @@ def _run_audit(
         printer.warn(one.warnings)
     opened = openings(made)
     chosen = [chosen_of(options, one.problem.sizes) for one in made]
+    heads: Iterable[Record] = kept(_audited(made, chosen, output, printer), drawn)
     write_result(
         output,
         printer,
         command="variance",
-        columns=analysis.AUDIT,
-        records=kept(_audited(made, chosen, output, printer), drawn),
+        columns=analysis.GROUP if options.summary else analysis.AUDIT,
+        records=analysis.group_records(heads) if options.summary else heads,
         inputs=inputs_record(made),
         params=params_record(made, [chosen_record(one) for one in chosen]),
-        show=lambda found: audit_tables(found, opened, printer, output.digits),
+        show=lambda found: (
+            group_tables(analysis.GROUP, found, opened, printer, output.digits)
+            if options.summary
+            else audit_tables(found, opened, printer, output.digits)
+        ),
         above=next(iter(opened.values())) if len(opened) == 1 else (),
     )
     return drawn

@@ -298,6 +298,7 @@ class AuditOptions:
     fit_scale: str | None = option(
         None, "Weights or output from elsewhere: which scale was used there?", "FILE"
     )
+    summary: bool = option(False, "One record per group.")
     head_index: list[str] | None = option(None, "Only these query heads.", "I|A:B[,…]")
     batch_index: list[str] | None = option(None, "Only these batches.", "I|A:B[,…]")
 

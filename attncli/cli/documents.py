@@ -273,6 +273,9 @@ _LISTED = (
             "head": Records(
                 columns=("attncli.analysis.audit:AUDIT",), when="a head of a batch, with files"
             ),
+            "group": Records(
+                columns=("attncli.analysis.audit:GROUP",), when="a group, with files and --summary"
+            ),
         },
         params=(*_OF_PROBLEM, *_CHOSEN, *_DRAWN),
     ),

@@ -118,8 +118,8 @@ def audit(
 ) -> None:
     """Refuse options of experiments beside files, indices, and words of attention."""
     refuse_given(experiment, "expected no files beside it, which are not drawn")
-    for name in ("head_index", "batch_index"):
-        if options.fit_scale is not None and getattr(options, name) is not None:
+    for name in ("head_index", "batch_index", "summary"):
+        if options.fit_scale is not None and getattr(options, name):
             raise UsageError(f"«{name}»", "expected no «fit_scale» beside it, got both")
     _indices(options, _inputs(inputs, words))
     _output(output)

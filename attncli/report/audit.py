@@ -9,13 +9,18 @@ from typing import Any
 from rich.console import RenderableType
 
 from attncli.attention.variance.fit_scale import ScaleFit
+from attncli.columns import Column
 from attncli.report.printer import Printer, paragraph
-from attncli.report.table import TableColumn, table
+from attncli.report.table import TableColumn, record_table, table
 from attncli.report.variance import numbers
 
 Record = dict[str, Any]
 
 _NUMBER = re.compile(r"\d[\d.]*(?:e[+-]?\d+)?%?(?![\w√])")
+SUMMARY_LEGEND = (
+    "scaled: mean over the heads of what 1/√d_k is meant to make 1; interaction, query mean: "
+    "shares of what softmax sees; key mean: share of all of it, which softmax never sees."
+)
 LEGEND = (
     "var: of the visible scores; interaction + query mean = what softmax sees of all real pairs; "
     "key mean: constant along rows, so softmax never sees it; scaled: var · (scale / "
@@ -50,6 +55,24 @@ def audit_tables(
         yield paragraph(LEGEND, printer)
     else:
         yield "no heads: nothing to measure"
+
+
+def group_tables(
+    columns: Sequence[Column],
+    records: Sequence[Record],
+    openings: Mapping[tuple[str, str], Iterable[RenderableType]],
+    printer: Printer,
+    digits: int,
+) -> Iterator[RenderableType]:
+    """A line a group; above that of one alone what it is of."""
+    if len(records) == 1:
+        yield from openings[records[0]["source"], records[0]["group"]]
+    differing = [
+        one for one in columns if not one.is_key or len({record[one.key] for record in records}) > 1
+    ]
+    yield record_table(differing, records, printer, digits=digits)
+    yield ""
+    yield paragraph(SUMMARY_LEGEND, printer)
 
 
 def _diagnoses(records: Sequence[Record]) -> Iterator[str]:

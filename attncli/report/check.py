@@ -158,7 +158,7 @@ def _errors(found: Comparison, printer: Printer, digits: int) -> Iterator[Render
         f"max abs {found.max_abs_error:.4g}, max rel {found.max_rel_error:.4g}, "
         f"rms {found.rms_error:.4g}, cosine {_cosine(found)}",
     )
-    if found.worst_index is not None and (found.max_abs_error or found.mismatches):
+    if found.worst_index is not None and (found.mismatches or found.heads_off):
         actual, expected = (f"{x:.{digits + 2}g}" for x in (found.actual, found.expected))
         yield _line("worst at", f"{_at(found.worst_index)}: {actual}, expected {expected}")
         yield from _apart(found)

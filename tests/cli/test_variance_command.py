@@ -522,6 +522,33 @@ def test_a_chart_is_as_wide_as_the_terminal_has_room(room: int) -> None:
     assert chart[-1].split() == ["8", "128"]
 
 
+def test_a_summary_has_a_record_for_each_group(run: Run) -> None:
+    words = ["variance", str(SAMPLES / "minilm.safetensors"), "--head-index", "1:4"]
+    heads = run(*words, "-f", "json").json["data"]
+    groups = run(*words, "--summary", "-f", "json").json["data"]
+    assert [one["group"] for one in groups] == [f"layers.{layer}" for layer in range(6)]
+    for one in groups:
+        own = [head for head in heads if head["group"] == one["group"]]
+        scaled = [head["scaled_var"] for head in own]
+        assert (one["heads"], one["dk"]) == (3, 32)
+        assert one["scaled_var_mean"] == pytest.approx(sum(scaled) / 3, rel=1e-14)
+        assert (one["scaled_var_min"], one["scaled_var_max"]) == (min(scaled), max(scaled))
+        shares = [head["var_from_query_mean"] / head["var_within_rows"] for head in own]
+        assert one["query_mean_share_mean"] == pytest.approx(sum(shares) / 3, rel=1e-14)
+        both = one["query_mean_share_mean"] + one["interaction_share_mean"]
+        assert both == pytest.approx(1, rel=1e-12)
+        hidden = [head["var_from_key_mean"] / head["var_all_pairs"] for head in own]
+        assert one["key_mean_share_mean"] == pytest.approx(sum(hidden) / 3, rel=1e-14)
+    table = run(*words, "--summary").stdout.splitlines()
+    assert table[0].split()[:3] == ["group", "heads", "d_k"]
+    assert table[1].split()[:3] == ["layers.0", "3", "32"]
+    alone = run(*words, "--summary", "--group", "layers.2").stdout
+    assert alone.startswith("group layers.2\n")
+    refused = run(*words[:2], "--summary", "--fit-scale", "w.npy", code=2).stderr
+    assert "--summary: expected no --fit-scale beside it, got both" in refused
+    assert "expected files of Q and K beside it" in run("variance", "--summary", code=2).stderr
+
+
 def test_chosen_heads_are_audited_alone(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
