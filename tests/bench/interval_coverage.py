@@ -1,7 +1,8 @@
 """How often 95 % intervals hold the truth, over many seeds: `variance`, and `--sample-rows`.
 
 Not collected by pytest: run `python tests/bench/interval_coverage.py --seeds 1000 --first 600000`.
-The method was chosen by the seeds 0 to 1,999 and 300,000 to 301,999; only others tell how well it holds.
+The method was chosen by the seeds 0 to 1,999 and 300,000 to 301,999: only others tell how well it
+holds.
 """
 
 from __future__ import annotations
