@@ -245,9 +245,9 @@ class _Team:
                     return future.result(_LOOK)
                 self.look()
         except RuntimeError as error:  # of torch: a connection has ended
-            until = time.monotonic() + 4 * _BEAT
+            until = time.monotonic() + 6 * _BEAT
             while time.monotonic() < until:
-                self.look(3 * _BEAT)
+                self.look(5 * _BEAT)
                 time.sleep(_LOOK)
             raise ResourceError("ranks", f"expected an exchange, got: {error}") from error
 
