@@ -358,7 +358,7 @@ class AttncliGroup(TyperGroup):
         """Read what stands before the subcommand, for which Typer loads pydantic: often nothing."""
         if args[:1] == ["help"]:
             args = [*args[1:2], "--help"]
-        if args[:1] == ["version"]:
+        if args[:1] == ["version"] or args[1:] == ["--version"]:
             args = ["--version"]
         _refuse_before(args)
         if args and args[0] in COMMANDS:
