@@ -86,7 +86,7 @@ def run(
         options.per_row or options.histogram or options.grid is not None
     )
     shown = replace(options, per_key=options.per_key or keys_drawn)
-    distances = _shows_distances(shown, output)
+    distances = _shows_distances(options, output)
     measured = _measured(chosen, shown, thresholds, printer, silent=silent, distances=distances)
     drawn: list[Record] = []
     if output.plot is not None:

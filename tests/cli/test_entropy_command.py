@@ -411,3 +411,10 @@ def test_row_entropies_of_one_head_as_a_histogram(run: Run) -> None:
     assert re.search("3.0000 to 3.0000 +6 +█+\n", even)
     masked = run("entropy", "--causal", "--query-offset=-3", "--histogram").stdout
     assert "3 empty rows left out" in masked
+
+
+def test_a_picture_changes_no_record(run: Run, tmp_path: Path) -> None:
+    arguments = ["entropy", "--heads", "2", "--q-len", "9", "--k-len", "9", "-f", "json"]
+    alone = run(*arguments).stdout
+    assert "distance_mean" in alone
+    assert run(*arguments, "--plot", tmp_path / "heads.svg").stdout == alone
