@@ -84,7 +84,7 @@ def test_faults_of_the_command_line(run: Run, files: Path, line: str) -> None:
 
 DATA = {
     "compute no.npy k.npy": "no.npy: expected a file, got no file of this name",
-    "compute . k.npy": ".: expected a .npy, .npz, .safetensors or .pt file, got a directory",
+    "compute folder k.npy": "folder: expected files of tensors (.npy, .npz, .safetensors, .pt",
     "compute empty k.npy": "empty: expected a .npy, .npz, .safetensors or .pt file, got an empty",
     "compute text k.npy": "text: expected a .npy, .npz, .safetensors or .pt file, got",
     "compute q.npy v.npy": "k (v.npy): expected d_k=8 like q (2, 4, 5, 8), got (2, 2, 7, 6)",
@@ -109,6 +109,7 @@ DATA = {
 @pytest.mark.parametrize("line", DATA)
 def test_faults_of_data_and_machine(run: Run, files: Path, line: str) -> None:
     Path("empty").touch()
+    Path("folder").mkdir()
     Path("text").write_text("hello\n")
     np.save("object.npy", np.array([{}, 1], object), allow_pickle=True)
     np.save("complex.npy", np.ones((2, 2), complex))

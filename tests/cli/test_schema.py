@@ -49,6 +49,7 @@ mask q.npy k.npy --effect
 variance --dk 4 --samples 10
 variance q.npy k.npy
 variance q.npy k.npy --fit-scale w.npy
+variance groups.npz --summary
 variance --logits 1,2
 check q.npy k.npy v.npy --actual-output o.npy
 check q.npy k.npy v.npy --actual-output o.npy --pair o.npy
