@@ -17,6 +17,7 @@ from attncli.attention.masks.mask import Mask
 from attncli.attention.options import Stage
 from attncli.attention.pooling import Pool
 from attncli.attention.problem import Problem
+from attncli.attention.sizes import Chosen
 from attncli.attention.stages import select, stage_blocks
 from attncli.attention.threads import sum_along
 from attncli.columns import column
@@ -78,18 +79,17 @@ class EffectMaps:
 
 
 def effect_on_problem(
-    problem: Problem, mask: Mask, maps: EffectMaps | None = None
+    problem: Problem, maps: EffectMaps | None = None, chosen: Chosen = (None, None)
 ) -> Iterator[RowEffect]:
     """Of the mask of a problem on its own logits; sinks are left out.
 
     Args:
         problem: the whole.
-        mask: which of its batches and heads to look at.
         maps: filled on the way, if there are any.
+        chosen: which of its batches and heads to look at.
     """
     before = Stage.SCALED if problem.softcap is None else Stage.CAPPED
-    chosen = select(problem, mask.indices(0), mask.indices(1))
-    blocks = stage_blocks(problem, [before, Stage.MASKED], chosen)
+    blocks = stage_blocks(problem, [before, Stage.MASKED], select(problem, *chosen))
     for plain, masked in zip(blocks, blocks, strict=True):
         real = plain.real
         rows = [row for row, is_real in zip(plain.rows, real.tolist(), strict=True) if is_real]

@@ -42,7 +42,7 @@ def run(options: MaskOptions, words: AttentionWords, output: PlotOptions) -> Non
     maps = None if output.plot is None else EffectMaps.of(prepared.mask, MOST_CELLS)
     if options.scores is None:
         problem = _problem(prepared)
-        effects = effect_on_problem(problem, prepared.mask, maps)
+        effects = effect_on_problem(problem, maps, prepared.mask.chosen)
         params |= {name: getattr(problem, name) for name in ("scale", "temperature", "softcap")}
         said = f"scale {scale_text(problem.scale)}"
     else:
