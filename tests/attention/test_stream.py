@@ -346,6 +346,35 @@ def test_chosen_heads_come_in_the_order_asked_for_and_the_others_cost_nothing() 
     assert planned * 18 == planned_cells(problem) * 8
 
 
+def test_distances_that_nobody_wants_change_nothing_else() -> None:
+    rng = np.random.default_rng(9)
+    q = torch.from_numpy(rng.standard_normal((1, 2, 1100, 8)).astype(np.float32))
+    problem = make_problem(q, q, None, AttentionOptions(causal=True), precision=Precision.FLOAT32)
+    for rows, bare in zip(
+        stream_rows(problem), stream_rows(problem, Wanted(distances=False)), strict=True
+    ):
+        assert rows.distance is not None
+        assert bare.distance is None
+        assert torch.equal(rows.entropy_nats, bare.entropy_nats)
+        assert rows.shares.local is not None
+        assert bare.shares.local is not None
+        assert torch.equal(rows.shares.local.weight, bare.shares.local.weight)
+
+
+def test_heads_taken_together_are_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(10)
+    q = torch.from_numpy(rng.standard_normal((2, 3, 1100, 8)).astype(np.float32))
+    problem = make_problem(q, q, q, AttentionOptions(causal=True), precision=Precision.FLOAT32)
+    together = list(stream_rows(problem, EVERYTHING))
+    monkeypatch.setattr(stream, "_BYTES_AT_ONCE", 1)
+    for rows, alone in zip(together, stream_rows(problem, EVERYTHING), strict=True):
+        assert (rows.batch, rows.head) == (alone.batch, alone.head)
+        assert torch.equal(rows.entropy_nats, alone.entropy_nats)
+        assert rows.received is not None
+        assert alone.received is not None
+        assert torch.equal(rows.received.mass, alone.received.mass)
+
+
 def test_ties_go_to_the_lowest_index() -> None:
     """Equal keys and queries: whichever code path finds the key, it finds the first."""
     rng = np.random.default_rng(7)

@@ -137,6 +137,14 @@ def test_without_positions_nothing_is_said_of_them(run: Run) -> None:
     assert "distance" not in run(*asked).stdout
 
 
+def test_distances_are_there_where_a_table_is_asked_for_them(run: Run) -> None:
+    asked = ("entropy", "--seed", 1, "--causal")
+    assert "distance" not in run(*asked).stdout
+    named = run(*asked, "--columns", "head,distance_mean").stdout
+    (record,) = run(*asked, "-f", "json").json["data"]
+    assert f"{record['distance_mean']:.4f}" in named
+
+
 def test_summary_sums_up_heads(run: Run) -> None:
     heads = run("entropy", MINILM, "-f", "json").json["data"]
     groups = run("entropy", MINILM, "--summary", "-f", "json").json["data"]
