@@ -212,8 +212,9 @@ def _assert_lines(lines: list[str], code: int, said: str, in_part: bool) -> None
 
 
 def is_in_part(words: Sequence[str]) -> bool:
-    """Whether it names several files: those that are broken are told, and the others looked at."""
-    several = sum(word == "-" or word[:1] != "-" for word in words[1:]) > 1
+    """Whether it names several files, or a folder: the broken are told, and the others looked at."""
+    named = [word for word in words[1:] if word == "-" or word[:1] != "-"]
+    several = len(named) > 1 or any(map(os.path.isdir, named))
     return several and words[0] in ("entropy", "variance", "mask", "inspect")
 
 
