@@ -496,6 +496,16 @@ def test_what_does_not_go_with_logits(run: Run, words: str, message: str) -> Non
     assert message in run("variance", "--logits", "1,2", *words.split(), code=2).stderr
 
 
+def test_logits_at_the_least_temperature_there_is(run: Run) -> None:
+    """Divided by it the largest and the others are beyond all numbers."""
+    found = run("variance", "--logits", "1,3,3", "--temperatures", "1e-320", "-f", "json").json[
+        "data"
+    ]
+    (cold,) = [one for one in found if one["form"].startswith("softmax(x / 9.99989e-321")]
+    assert cold["weights"] == [0.0, 0.5, 0.5]
+    assert cold["entropy_bits"] == pytest.approx(1.0)
+
+
 def test_softmax_of_logits_in_every_format(run: Run) -> None:
     words = ("variance", "--logits", "2,1,0.5", "--dk", "4,9", "--temperature", 2)
     records = run(*words, "-f", "json").json["data"]
