@@ -212,7 +212,7 @@ def _assert_lines(lines: list[str], code: int, said: str, in_part: bool) -> None
 
 
 def is_in_part(words: Sequence[str]) -> bool:
-    """Whether it names several files, or a folder: the broken are told, and the others looked at."""
+    """Whether it names several files, or a folder: the broken ones are told, the others read."""
     named = [word for word in words[1:] if word == "-" or word[:1] != "-"]
     several = len(named) > 1 or any(map(os.path.isdir, named))
     return several and words[0] in ("entropy", "variance", "mask", "inspect")
