@@ -66,9 +66,7 @@ def softmax_of_logits(
         yield _stable(f"softmax(x / √{dk})", x / math.sqrt(dk))
         yield _record(f"softmax(x) / √{dk}", "float64", _softmax(x) / math.sqrt(dk))
     for temperature in temperatures:
-        with np.errstate(
-            over="ignore"
-        ):  # the largest is 0, and the others may lie below all numbers
+        with np.errstate(over="ignore"):  # the largest is 0, others may lie below all numbers
             below = (x - x.max()) / temperature
         yield _stable(f"softmax(x / {temperature:g})", below.clip(min=np.finfo(np.float64).min))
     for name in EXP_LIMITS:
