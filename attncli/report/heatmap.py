@@ -243,7 +243,8 @@ class HeatMap:
         if self.canvas.way is Way.FIGURES:
             names = self.column_names or list(map(str, edges))
             return "".join(_right(shortened(name, wide - 1), wide - 1) + " " for name in names)
-        return positions_above(edges, wide, 8 // wide)
+        room = self.printer.width - self.canvas.lead - 1
+        return positions_above(edges, wide, 8 // wide, room)
 
     def _name(self, row: int) -> Segment:
         name = shortened(self.line_names[row // self.canvas.rows_a_line], self.canvas.lead)

@@ -307,7 +307,8 @@ def picture(
     room = min(MOST_COLUMNS, printer.width - LABEL_WIDTH - 4)
     sizes, signs = counts.sizes, printer.sign(SHADES, PLAIN_SHADES)
     wide = 2 if sizes.max() == 1 and 2 * counts.counts.shape[1] <= room else 1
-    yield Text(" " * (lead + 1) + positions_above(counts.key_edges[:-1].tolist(), wide, 5), "dim")
+    above = positions_above(counts.key_edges[:-1].tolist(), wide, 5, printer.width - lead - 1)
+    yield Text(" " * (lead + 1) + above, "dim")
     filled = np.minimum(2, 3 * counts.counts // np.maximum(1, sizes)) + 1
     filled = np.where(counts.counts == sizes, 4, np.where(counts.counts > 0, filled, 0))
     for name, marks in zip(names, filled.tolist(), strict=True):

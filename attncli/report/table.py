@@ -150,18 +150,20 @@ def chosen_words(chosen: Sequence[Sequence[int] | None]) -> list[str]:
     ]
 
 
-def positions_above(edges: Sequence[int], wide: int, every: int) -> str:
+def positions_above(edges: Sequence[int], wide: int, every: int, room: int) -> str:
     """A line above a picture: where every so many-th of its columns begins, as there is room.
 
     Args:
         edges: the position that each column begins with.
         wide: characters of a column.
         every: columns from one name to the next.
+        room: of the line; a name that it would cut reads as another number.
     """
     line = ""
     for column in range(0, len(edges), every):
-        if wide * column >= len(line) + (1 if line else 0):
-            line = line.ljust(wide * column) + str(edges[column])
+        longer = line.ljust(wide * column) + str(edges[column])
+        if wide * column >= len(line) + (1 if line else 0) and len(longer) <= room:
+            line = longer
     return line
 
 

@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 from attncli.cli.terminal import page_after
 from attncli.report import Color
 from attncli.report.printer import Printer
-from attncli.report.table import TableColumn, decimals, table, text_width
+from attncli.report.table import TableColumn, decimals, positions_above, table, text_width
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[mJH]")
 
@@ -384,3 +384,11 @@ def test_what_takes_long_shows_that_it_goes_on(
     assert shown.stdout
     assert (total, what) in asked
     assert total is None or sum(told) == total
+
+
+@pytest.mark.parametrize(
+    ("room", "line"), [(100, "0   4   300 304"), (15, "0   4   300 304"), (14, "0   4   300")]
+)
+def test_names_of_columns_are_whole_or_not_there(room: int, line: str) -> None:
+    edges = [*range(8), *range(300, 306)]
+    assert positions_above(edges, 1, 4, room) == line
