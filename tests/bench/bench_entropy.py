@@ -6,7 +6,7 @@ Both sides of a pair start from nothing, import what they need, read the same .n
 They alternate, so that a machine that slows down slows both; the medians of the ratios are
 printed, and the largest resident sets. On a machine with other work the ratio of CPU seconds is
 the steadier one, though it counts what a side spends waiting for its own threads. Ratios "net" of
-start-up have the time of each side's command on one query taken off it.
+start-up have the time of each side's command on next to nothing taken off it.
 """
 
 from __future__ import annotations
@@ -132,13 +132,13 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
         return Case(cut, full, 1 / 20, start_up=(start, start))
 
     def computing() -> Case:
-        given, tiny = files(folder, 32, 8192), files(folder, 32, 1)
+        given, tiny = files(folder, 32, 8192), files(folder, 32, 64)
         ours, theirs = ([*words, *given, "--causal"] for words in (OURS, ["-c", SDPA]))
         start = tuple([*words, *tiny, "--causal"] for words in (OURS, ["-c", SDPA]))
         return Case(ours, theirs, 1.0, start_up=(start[0], start[1]))
 
     def threads() -> Case:
-        given, tiny = files(folder, 8, 16_384), files(folder, 8, 1)
+        given, tiny = files(folder, 8, 16_384), files(folder, 8, 64)
         ours, start = ([*OURS, *names, "--causal"] for names in (given, tiny))
         return Case(ours, ours, 1 / 1.9, start_up=(start, start), threads=(2, 1))
 
