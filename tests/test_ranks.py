@@ -6,19 +6,20 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pytest
-from conftest import SAMPLES, Run
 
 from attncli import ranks
 from attncli.attention import stages
 from attncli.attention.check import variant
 
+Run = Callable[..., Any]
+SAMPLES = Path(__file__).parent.parent / "sample_inputs"
 SERVER = Path(__file__).with_name("ranks_server.py")
 # What one rank does in the place of its first exchange.
 AT_THE_EXCHANGE = """
