@@ -198,7 +198,7 @@ def test_the_mask_that_zeros_show(run: Run, tmp_path: Path, monkeypatch: Any) ->
     layers = [weights_of(causal=True, left_window=3, temperature=t) for t in (1.0, 2.0)]
     torch.save(tuple(layers), "w.pt")
     found = run("mask", "--weights", "w.pt")
-    assert found.stdout.startswith("causal with a window of 3 keys to the left")
+    assert "\ncausal with a window of 3 keys to the left" in found.stdout
     assert "the 2 groups of weights have their zeros in common" in found.stderr
     assert run("mask", "--weights", "w.pt", "--causal", "--fail-on", "leak").code == 0
     leaking = run(
