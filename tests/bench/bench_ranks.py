@@ -52,7 +52,7 @@ def main() -> None:
         few = files(Path(folder), 2)
         start = [median(seconds([*OURS, *few], n) for _ in range(3)) for n in (1, asked.ranks)]
         long = files(Path(folder), asked.length)
-        for options in ([], ["--causal"], ["--shard", "keys"], ["--per-key"]):
+        for options in ([], ["--causal"], ["--shard", "keys"], ["--per-key", "--top", "10"]):
             alone = [one for one in options if one not in ("--shard", "keys")]
             whole, net = [], []
             for _ in range(asked.pairs):
