@@ -327,7 +327,7 @@ def test_strange_names_are_safe_to_print(name: str) -> None:
 
 
 def test_directory_device_and_socket(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="expected files of tensors .* in it, got none"):
+    with pytest.raises(DataError, match=r"expected files of tensors .* in it, got none"):
         open_file(str(tmp_path))
     with pytest.raises(DataError, match="got a device or a socket"):
         open_file(os.devnull)
