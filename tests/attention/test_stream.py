@@ -16,7 +16,7 @@ from attncli.attention.options import AttentionOptions, Corner, MaskTrue, Stage
 from attncli.attention.problem import Precision, Problem, make_problem
 from attncli.attention.stages import blocks_of, select
 from attncli.attention.streaming import rows as row_statistics
-from attncli.attention.streaming import stream, tiles
+from attncli.attention.streaming import slant, stream, tiles
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells, stream_rows
 
 EVERYTHING = Wanted(top_key=True, output=True, per_key=True, sink_keys=2)
@@ -30,11 +30,11 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def use_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int) -> None:
     """Make tiles small, so that a few queries and keys fill many of them."""
-    for module in (row_statistics, stream, tiles):
+    for module in (slant, stream, tiles):
         monkeypatch.setattr(module, "TILE_ROWS", rows)
-    for module in (stream, tiles):
         monkeypatch.setattr(module, "TILE_KEYS", keys)
-    monkeypatch.setattr(row_statistics, "BAND_ROWS", rows)
+    for name in ("BAND_ROWS", "ROWS_AT_ONCE"):
+        monkeypatch.setattr(row_statistics, name, rows)
     monkeypatch.setattr(row_statistics, "LOCAL_WINDOW", LOCAL_WINDOW)
     monkeypatch.setattr(stream, "TILE_CELLS", rows * keys)
 

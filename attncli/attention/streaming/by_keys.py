@@ -42,7 +42,6 @@ from attncli.attention.streaming.stream import (
     made_groups,
     masses_of,
     merged_blocks,
-    pieces_of,
     runs_of,
 )
 from attncli.attention.streaming.tiles import exponential
@@ -97,15 +96,14 @@ def rows_by_keys(
     for run in runs_of(problem, batches, heads, queries):
         with single_threaded_torch(problem.device) as workers:
             groups = made_groups(make, run, workers)
-            pieces = pieces_of(groups)
-            merged = merged_blocks(groups, pieces, advance, workers)
+            merged = merged_blocks(groups, advance, workers)
             rows = [
                 finish_rows(group, [_merge(concatenate(blocks), keys)])
                 for group, blocks in zip(groups, merged, strict=True)
             ]
             masses: list[KeyMass | None] = [None] * len(groups)
             if wanted.per_key:
-                found = masses_of(groups, pieces, rows, None, advance, workers)
+                found = masses_of(groups, rows, None, advance, workers)
                 masses = [_whole_mass(mass) for mass, _ in found]
             for group, of_group, mass in zip(groups, rows, masses, strict=True):
                 first_keys = max(0, wanted.sink_keys - keys.start)

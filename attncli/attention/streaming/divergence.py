@@ -222,7 +222,7 @@ def _sums_of_block(
         logits = []
         for at, tile in enumerate(tiles):
             group, block, own = groups[at], blocks[at], work.sides[at]
-            logit, _ = own.tile(group, some.stop - some.start, tile.stop - tile.start)
+            logit, _ = own.tile(len(group.heads), some.stop - some.start, tile.stop - tile.start)
             score_tile(group, block, tile, queries[at], factors[at], logit, own)
             mark_seen(group, block, tile, rows[at], logit)
             logits.append(logit)

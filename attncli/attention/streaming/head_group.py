@@ -15,10 +15,11 @@ from attncli.attention.masks.mask import Mask
 from attncli.attention.problem import Problem
 from attncli.attention.steps import finite_in, logits, shrink_for
 
-_KEYS_AT_ONCE = 1 << 16
-_ALIGNED_KEYS = 16  # a cache line of float32
-# Dtypes that have an absolute value of their own.
-_WIDE = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+_KEYS_AT_ONCE = 1 << 12
+ALIGNED_KEYS = 16  # a cache line of float32
+SLANT_ROWS = 128  # of a run: of 64, products are too small
+# Dtypes whose values torch compares.
+_COMPARABLE = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,25 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
+class Slant:
+    """Tiles along a window cut into runs of rows, each with keys of its own.
+
+    Each run begins as many keys after the one before as it has rows. Of 512 rows and the 767 keys
+    that a window of 256 covers half are left, and fewer calls than tiles take.
+    """
+
+    tile: Tile  # the keys of the first run
+    bounds: NDArray[np.int32]  # (2, SLANT_ROWS), where among these each row's keys start and stop
+
+
+@dataclass(frozen=True, slots=True)
 class RowBlock:
     """Some rows in a row, and the keys that at least one of them may see."""
 
     start: int  # the rows [start, stop), counted along the chosen queries
     stop: int
     tiles: tuple[Tile, ...]  # from the first key to the last; none where no row sees a key
+    slant: Slant | None = None  # what is summed in the place of the tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +267,7 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Ascending spans, begun where rows of a tile lie well in memory; those that touch made one."""
     found: list[tuple[int, int]] = []
     for first, high in spans:
-        low = first - first % _ALIGNED_KEYS
+        low = first - first % ALIGNED_KEYS
         if found and low <= found[-1][1]:
             low, high = found[-1][0], max(found.pop()[1], high)
         found.append((low, high))
@@ -348,9 +362,8 @@ def _unit_of(values: torch.Tensor) -> float:
     """1, or a power of two without which sums of values (G, S_k, d_v) might overflow."""
     if values.numel() == 0:
         return 1.0
-    low, high = torch.aminmax(values)
     most = torch.finfo(values.dtype).max / (2 * values.shape[1])
-    fits = max(-float(low), float(high)) < most
+    fits = _largest(values) < most
     return 1.0 if fits else 2.0 ** (values.shape[1].bit_length() + 1)
 
 
@@ -398,9 +411,14 @@ def may_overflow(q: torch.Tensor, keys: torch.Tensor, factor: float | torch.Tens
     if q.numel() == 0 or keys.numel() == 0:
         return False
     width = keys.shape[-2]
-    largest_q = float(q.abs().amax()) if q.dtype in _WIDE else float(q.double().abs().amax())
-    largest_k = float(keys.abs().amax())
+    largest_q, largest_k = _largest(q), _largest(keys)
     if isinstance(factor, torch.Tensor):
         factor = float(factor.abs().amax())
     largest = largest_q * largest_k * width * max(abs(factor), 1.0)
     return not (math.isfinite(largest) and largest < torch.finfo(keys.dtype).max / 8)
+
+
+def _largest(values: torch.Tensor) -> float:
+    """The largest absolute value, without a tensor of them all; NaN where one is."""
+    low, high = torch.aminmax(values if values.dtype in _COMPARABLE else values.double())
+    return max(-float(low), float(high))

@@ -167,7 +167,7 @@ def _by_tiles(
         wanted = [(part[some] == own) & earlier for part in (tokens, before)]
         if group.on_host and not bool(torch.stack(wanted).any()):
             continue
-        logits, _ = work.tile(group, block.stop - block.start, tile.stop - tile.start)
+        logits, _ = work.tile(len(group.heads), block.stop - block.start, tile.stop - tile.start)
         score_tile(group, block, tile, queries, group.factor(), logits, work)
         mark_seen(group, block, tile, rows, logits)
         weights = weights_of(logits, rows, inside)

@@ -16,7 +16,6 @@ import torch
 from attncli.attention.streaming.head_group import HeadGroup, RowBlock, Tile
 from attncli.attention.streaming.tiles import (
     NO_WEIGHT,
-    TILE_ROWS,
     TileSums,
     Workspace,
     exponential,
@@ -140,34 +139,35 @@ class MergedTiles:
 
 def merge_tiles(group: HeadGroup, sums: TileSums) -> MergedTiles:
     """Merge the tiles of a block of rows."""
-    tiles, unit = slice(sums.tiles), math.log(2) if group.base2_logits else 1.0
-    tile_max, reference, sum_exp = (
-        part[tiles].to(torch.float64) for part in (sums.tile_max, sums.reference, sums.sum_exp)
-    )  # (T, G, R)
+    tiles, least = slice(sums.tiles), torch.finfo(sums.figures.dtype).min
+    unit, power = (math.log(2), torch.exp2) if group.base2_logits else (1.0, exponential)
+    figures = sums.figures[:, tiles].to(torch.float64)  # (…, T, G, R)
+    tile_max, sum_exp = figures[:2]
+    reference = tile_max.clamp(min=least) if sums.reference is None else sums.reference[tiles]
     row_max, best = tile_max.max(0)
-    shift = reference - row_max.clamp(min=torch.finfo(sums.tile_max.dtype).min)
-    shift = shift.clamp_(min=-1e5).mul_(unit)  # e^−1e5 is 0, and 0 · ∞ would be NaN
-    shrink, row_max = exponential(shift), row_max * unit
-    minus_1, shifted = (shrink * sum_exp).sum(0), torch.full_like(row_max, torch.nan)
+    # e^−1e5 is 0, and 0 · ∞ would be NaN.
+    shift = (reference - row_max.clamp(min=least)).clamp_(min=-1e5)
+    shrink, minus_1 = power(shift), None
     if group.separate_max:
         # What each tile's largest logit weighs, where its sum leaves it out. That of the best tile
         # is the 1 which sum_exp_minus_1 does not count.
-        apart = exponential((tile_max - reference) * unit)
-        sum_exp += apart
+        apart = power(tile_max - reference)
+        minus_1 = (shrink * sum_exp).sum(0)
         minus_1 += (shrink * apart).scatter_(0, best[None], 0.0).sum(0)
-    else:
-        minus_1 -= 1.0
-    if sums.sum_exp_shifted is not None:
-        of_tiles = sums.sum_exp_shifted[tiles].to(torch.float64) * unit
-        shifted = (shrink * (of_tiles + shift * sum_exp)).sum(0)
+        sum_exp += apart
+    if group.entropy:
+        figures[2].addcmul_(shift, sum_exp)
+    total, *others = figures[1:].mul_(shrink).sum(1)
+    if minus_1 is None:
+        minus_1 = total - 1.0
+    row_max = row_max * unit
     vanished = torch.isneginf(row_max)
     lost = sums.lost | vanished
-    distance = None if sums.distance_sum is None else (shrink * sums.distance_sum[tiles]).sum(0)
     return MergedTiles(
         row_max=row_max,
         sum_exp_minus_1=minus_1.masked_fill_(lost, torch.nan),
-        sum_exp_shifted=shifted,
-        distance=distance,
+        sum_exp_shifted=others[0] * unit if group.entropy else torch.full_like(row_max, torch.nan),
+        distance=others[1] if group.distances else None,
         top_key=None if sums.top_key is None else sums.top_key[tiles].gather(0, best[None])[0],
         vanished=vanished,
         keys=sums.seen.expand(row_max.shape),
@@ -266,7 +266,9 @@ def _output(merged: MergedTiles, largest: torch.Tensor, empty: torch.Tensor) -> 
 # How many steps from its query a key counts as local.
 LOCAL_WINDOW = 4
 # Queries whose products with all the keys around any of them are computed together.
-DIAGONAL_ROWS = 64
+DIAGONAL_ROWS = 16
+# Rows whose shares are found together: with 512 it is calls that cost, with all that memory does.
+ROWS_AT_ONCE = 4096
 # Of the first keys as many at once as a few bytes a row hold the weights of.
 FIRST_KEYS = 16
 # A weight that no key has.
@@ -285,6 +287,12 @@ class Share:
     def of_head(self, index: int) -> Share:
         """One head of the group."""
         return Share(self.weight[index], self.seen[index])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Share]) -> Share:
+        """Those of rows that follow each other, (G, R)."""
+        weights, seen = ([getattr(part, name) for part in parts] for name in ("weight", "seen"))
+        return cls(torch.cat(weights, 1), torch.cat(seen, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,47 +322,61 @@ def find_shares(group: HeadGroup, rows: RowStatistics, sink_keys: int) -> Shares
         rows: their rows.
         sink_keys: how many keys count as the first ones.
     """
-    first = _first_share(group, rows, sink_keys, Workspace.of(group))
-    if group.positions is None:
-        return Shares(first, None, None, None)
     straight = group.plain and group.in_a_row and not group.may_overflow
-    near = _diagonals(group) if straight else _bands(group, rows)
-    weights = weights_of(near, rows, slice(None))  # (G, R, 2·LOCAL_WINDOW + 1)
-    own, previous = weights[..., LOCAL_WINDOW, None], weights[..., LOCAL_WINDOW - 1, None]
-    return Shares(first, *(_share(part, rows) for part in (own, previous, weights)))
+    near = None if straight or group.positions is None else _bands(group, rows)
+
+    def of_rows(inside: slice, work: Workspace) -> list[Share]:
+        found = [_first_share(group, rows, inside, sink_keys, work)]
+        if group.positions is not None:
+            logits = _diagonals(group, inside) if near is None else near[:, inside]
+            weights = weights_of(logits, rows, inside)  # (G, rows, 2·LOCAL_WINDOW + 1)
+            own, previous = weights[..., LOCAL_WINDOW, None], weights[..., LOCAL_WINDOW - 1, None]
+            found += [_share(part, rows, inside) for part in (own, previous, weights)]
+        return found
+
+    starts = range(0, max(1, len(group.queries)), ROWS_AT_ONCE)
+    pieces = [slice(start, min(start + ROWS_AT_ONCE, len(group.queries))) for start in starts]
+    parts = parallel_map(of_rows, pieces, lambda: Workspace.of(group), group.workers)
+    first, *others = (Share.joined(of_share) for of_share in zip(*parts, strict=True))
+    return Shares(first, *(others or (None, None, None)))
 
 
-def _diagonals(group: HeadGroup) -> torch.Tensor:
-    """Logits of the keys around each position, −inf where one is not visible or not there.
+def _diagonals(group: HeadGroup, inside: slice) -> torch.Tensor:
+    """Logits of the keys around positions in a row, −inf where one is not visible or not there.
 
     The keys around a few queries in a row are a few in a row as well. Of the products of both,
     which take less time than a sum for each pair that is wanted, a diagonal band is kept.
     """
     assert group.positions is not None
     assert group.places is not None
-    length, width = len(group.queries), 2 * LOCAL_WINDOW + 1
+    width = 2 * LOCAL_WINDOW + 1
     heads, dk, k_len = group.keys.shape
-    found = group.keys.new_empty(heads, length, width)
     factor = group.factor()
     if isinstance(factor, torch.Tensor):
         factor = factor[..., None]  # (G, 1, 1, 1)
-    for start in range(0, length, TILE_ROWS):  # sums of a part of the rows are rounded as of all
-        stop = min(start + TILE_ROWS, length)
-        rows = -(-(stop - start) // DIAGONAL_ROWS) * DIAGONAL_ROWS
-        first = int(group.places[start]) - LOCAL_WINDOW
-        low, high = (min(max(0, key), k_len) for key in (first, first + rows + width - 1))
-        keys = group.keys.new_zeros(heads, dk, rows + width - 1)
-        keys[:, :, low - first : high - first] = group.keys[:, :, low:high]
-        queries = group.keys.new_zeros(heads, rows, dk)
-        queries[:, : stop - start] = group.shrunk_queries(start, stop)
-        around = keys.unfold(2, DIAGONAL_ROWS + width - 1, DIAGONAL_ROWS).transpose(1, 2)
-        products = queries.view(heads, -1, DIAGONAL_ROWS, dk) @ around  # (G, runs, rows, keys)
-        band = products.mul_(factor).unfold(3, width, 1).diagonal(dim1=2, dim2=3)
-        found[:, start:stop] = band.transpose(2, 3).flatten(1, 2)[:, : stop - start]
+    length = inside.stop - inside.start
+    rows = -(-length // DIAGONAL_ROWS) * DIAGONAL_ROWS
+    first = int(group.places[inside.start]) - LOCAL_WINDOW if length else 0
+    count = rows + width - 1
+    low, high = (min(max(0, key), k_len) for key in (first, first + count))
+    before = max(0, low - first)
+    keys = _padded(group.keys[:, :, low:high], -1, before, count - before - (high - low))
+    queries = _padded(group.shrunk_queries(inside.start, inside.stop), -2, 0, rows - length)
+    around = keys.unfold(2, DIAGONAL_ROWS + width - 1, DIAGONAL_ROWS).transpose(1, 2)
+    products = queries.reshape(heads, -1, DIAGONAL_ROWS, dk) @ around  # (G, runs, rows, keys)
+    band = products.mul_(factor).unfold(3, width, 1).diagonal(dim1=2, dim2=3)
+    found = band.transpose(2, 3).flatten(1, 2)[:, :length]
     steps = torch.arange(-LOCAL_WINDOW, LOCAL_WINDOW + 1, device=group.device)
-    near = group.positions[:, None] + steps  # (R, 2·LOCAL_WINDOW + 1)
-    first_key, stop_key = group.bounds[..., None]
-    return found.masked_fill_((near < first_key) | (near >= stop_key), -torch.inf)
+    bounds = group.bounds[:, inside] - group.positions[inside]  # from each position
+    first_key, stop_key = bounds[..., None]  # (rows, 1)
+    return found.masked_fill_((steps < first_key) | (steps >= stop_key), -torch.inf)
+
+
+def _padded(values: torch.Tensor, axis: int, before: int, after: int) -> torch.Tensor:
+    """With so many zeros before and after along an axis, the last or the one before it."""
+    if not (before or after):
+        return values
+    return torch.nn.functional.pad(values, [0, 0] * (-1 - axis) + [before, after])
 
 
 def _bands(group: HeadGroup, rows: RowStatistics) -> torch.Tensor:
@@ -368,23 +390,27 @@ def _bands(group: HeadGroup, rows: RowStatistics) -> torch.Tensor:
     return torch.cat([nothing, *parallel_map(band_of, blocks, workspace, group.workers)], 1)
 
 
-def _first_share(group: HeadGroup, rows: RowStatistics, sink_keys: int, work: Workspace) -> Share:
-    count = min(sink_keys, group.keys.shape[2])
-    total = Share(torch.zeros_like(rows.row_max), torch.zeros_like(rows.keys))
+def _first_share(
+    group: HeadGroup, rows: RowStatistics, inside: slice, sink_keys: int, work: Workspace
+) -> Share:
+    count, block = min(sink_keys, group.keys.shape[2]), RowBlock(inside.start, inside.stop, ())
+    queries = group.shrunk_queries(block.start, block.stop)
+    weight = torch.zeros_like(rows.row_max[:, inside])
+    seen = torch.zeros_like(rows.keys[:, inside])
+    if inside.stop == inside.start or (
+        group.by_interval and int(group.hull.first[inside].min()) >= count
+    ):
+        count = 0  # none sees any
     for left in range(0, count, FIRST_KEYS):
         tile = Tile(left, min(left + FIRST_KEYS, count), True, True)
-        found = group.keys.new_empty(*total.weight.shape, tile.stop - tile.start)
-        for start in range(0, len(group.queries), TILE_ROWS):
-            block = RowBlock(start, min(start + TILE_ROWS, len(group.queries)), ())
-            queries = group.shrunk_queries(block.start, block.stop)
-            logits = found[:, block.start : block.stop]
-            score_tile(group, block, tile, queries, group.factor(), logits, work)
-            mark_seen(group, block, tile, rows, logits)
-        part = _share(weights_of(found, rows, slice(None)), rows)
-        total.weight.add_(part.weight)
-        total.seen.add_(part.seen)
-    empty = rows.empty.expand(total.weight.shape)
-    return Share(total.weight.clamp_(max=1.0).masked_fill_(empty, torch.nan), total.seen)
+        logits = group.keys.new_empty(*weight.shape, tile.stop - tile.start)
+        score_tile(group, block, tile, queries, group.factor(), logits, work)
+        mark_seen(group, block, tile, rows, logits)
+        part = _share(weights_of(logits, rows, inside), rows, inside)
+        weight += part.weight
+        seen += part.seen
+    empty = rows.empty[:, inside].expand(weight.shape)
+    return Share(weight.clamp_(max=1.0).masked_fill_(empty, torch.nan), seen)
 
 
 def mark_seen(
@@ -443,8 +469,8 @@ def weights_of(logits: torch.Tensor, rows: RowStatistics, inside: slice) -> torc
     return weights.masked_fill_(torch.isneginf(logits), NOT_SEEN)
 
 
-def _share(weights: torch.Tensor, rows: RowStatistics) -> Share:
+def _share(weights: torch.Tensor, rows: RowStatistics, inside: slice) -> Share:
     """What the keys of these weights get together."""
     seen = weights != NOT_SEEN
     weight = torch.where(seen, weights, 0.0).sum(-1).clamp(max=1.0)
-    return Share(weight.masked_fill(rows.empty, torch.nan), seen.sum(-1))
+    return Share(weight.masked_fill(rows.empty[:, inside], torch.nan), seen.sum(-1))

@@ -6,7 +6,7 @@ time where they are small. The mass that every key receives takes a second pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -41,6 +41,7 @@ from attncli.attention.streaming.rows import (
     mark_seen,
     merge_tiles,
 )
+from attncli.attention.streaming.slant import joined_blocks
 from attncli.attention.streaming.tiles import (
     LOG2_E,
     TILE_CELLS,
@@ -157,7 +158,7 @@ def stream_outputs(
     for run in runs_of(problem, batches, heads):
         with single_threaded_torch(problem.device) as workers:
             groups = made_groups(make, run, workers)
-            found = _all_rows(groups, pieces_of(groups), None, workers)
+            found = _all_rows(groups, None, workers)
         for group, rows in zip(groups, found, strict=True):
             assert rows.output is not None
             yield from zip([group.batch] * len(rows.output), group.heads, rows.output, strict=True)
@@ -196,9 +197,13 @@ def made_groups(
     make: Callable[[int, range, NDArray[np.int64]], HeadGroup], run: Sequence[Heads], workers: int
 ) -> list[HeadGroup]:
     """Groups of heads; where there is one alone, it has all threads to itself."""
-    groups = parallel_map(lambda heads, _: make(*heads), run, lambda: None, workers)
-    alone = workers if len(run) == 1 else 1
-    return [replace(group, workers=alone) for group in groups]
+    if len(run) > 1 or workers == 1:
+        return list(parallel_map(lambda heads, _: make(*heads), run, lambda: None, workers))
+    torch.set_num_threads(workers)  # for its large tensors
+    try:
+        return [replace(make(*run[0]), workers=workers)]
+    finally:
+        torch.set_num_threads(1)
 
 
 def planned_cells(
@@ -256,11 +261,10 @@ def rows_of_groups(
         advance: as for `stream_rows`.
         workers: how many threads share out the blocks of all groups.
     """
-    pieces = pieces_of(groups)
-    rows = _all_rows(groups, pieces, advance, workers)
+    rows = _all_rows(groups, advance, workers)
     masses: Sequence[_Masses | None] = [None] * len(groups)
     if wanted.per_key:
-        masses = masses_of(groups, pieces, rows, wanted.bins, advance, workers)
+        masses = masses_of(groups, rows, wanted.bins, advance, workers)
 
     def ends_of(index: int, _: None) -> tuple[RowStatistics, list[HeadRows]]:
         return rows[index], _heads_of(groups[index], wanted, rows[index], masses[index])
@@ -312,23 +316,20 @@ def heads_of_group(
 Piece = tuple[int, RowBlock]  # the number of a group, and some of its rows
 
 
-def pieces_of(groups: Sequence[HeadGroup]) -> list[Piece]:
-    """The blocks of all groups, the heaviest first: no thread is left alone with one at the end."""
-    pieces = [
-        (number, block)
-        for number, group in enumerate(groups)
-        for block in row_blocks(group.hull, TILE_ROWS, TILE_KEYS)
-    ]
+def _heaviest_first(
+    groups: Sequence[HeadGroup], cut: Callable[[HeadGroup], Iterable[RowBlock]]
+) -> list[Piece]:
+    """The blocks of all groups in such an order that no thread is left alone at the end."""
+    pieces = [(number, block) for number, group in enumerate(groups) for block in cut(group)]
     return sorted(pieces, key=lambda piece: -_cells(piece[1]) * len(groups[piece[0]].heads))
 
 
 def _all_rows(
     groups: Sequence[HeadGroup],
-    pieces: Sequence[Piece],
     advance: Callable[[int], None] | None,
     workers: int,
 ) -> list[RowStatistics]:
-    found = merged_blocks(groups, pieces, advance, workers)
+    found = merged_blocks(groups, advance, workers)
 
     def finish(index: int, _: None) -> RowStatistics:
         return finish_rows(groups[index], found[index])
@@ -338,7 +339,6 @@ def _all_rows(
 
 def merged_blocks(
     groups: Sequence[HeadGroup],
-    pieces: Sequence[Piece],
     advance: Callable[[int], None] | None,
     workers: int,
 ) -> list[list[MergedTiles]]:
@@ -352,6 +352,7 @@ def merged_blocks(
     found = [
         {0: merge((number, none), Workspace.of(groups[number]))} for number in range(len(groups))
     ]
+    pieces = _heaviest_first(groups, joined_blocks)
     for (number, block), merged in _each(groups, merge, pieces, advance, workers):
         found[number][block.start] = merged
     return [[merged for _, merged in sorted(of_group.items())] for of_group in found]
@@ -362,7 +363,6 @@ _Masses = tuple[KeyMass, PooledWeights | None]
 
 def masses_of(
     groups: Sequence[HeadGroup],
-    pieces: Sequence[Piece],
     rows: Sequence[RowStatistics],
     bins: Bins | None,
     advance: Callable[[int], None] | None,
@@ -375,6 +375,7 @@ def masses_of(
     found = [
         (no_mass(group), None if bins is None else nothing_pooled(group, bins)) for group in groups
     ]
+    pieces = _heaviest_first(groups, lambda group: row_blocks(group.hull, TILE_ROWS, TILE_KEYS))
     for (number, _), (mass, of_block) in _each(groups, give, pieces, advance, workers):
         received, pooled = found[number]
         received.add(mass)
@@ -469,7 +470,9 @@ def mass_of_block(
     row_max = (rows.row_max[:, some] * unit).masked_fill(rows.empty[:, some], 0.0)
     row_max = row_max[..., None].to(group.dtype)
     for tile in block.tiles:
-        logits, weights = work.tile(group, block.stop - block.start, tile.stop - tile.start)
+        logits, weights = work.tile(
+            len(group.heads), block.stop - block.start, tile.stop - tile.start
+        )
         score_tile(group, block, tile, queries, factor, logits, work)
         mark_seen(group, block, tile, rows, logits)
         inside = slice(tile.start - first, tile.stop - first)

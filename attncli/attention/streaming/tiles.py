@@ -13,6 +13,7 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (201
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attncli.attention.streaming.head_group import HeadGroup, RowBlock, Tile
+from attncli.attention.streaming.head_group import SLANT_ROWS, HeadGroup, RowBlock, Slant, Tile
 
 # The logit of a visible key whose weight is 0: e^−10,000 is 0 in every dtype, and it is no ∞.
 NO_WEIGHT = -1e4
@@ -36,15 +37,15 @@ RUN = 32  # keys next to each other of which a largest is looked for together
 
 @dataclass(slots=True)
 class TileSums:
-    """Sums of G × R rows over T tiles, each (T, G, R).
+    """Sums of G × R rows over T tiles.
 
     Attributes:
-        tile_max: largest logit, −inf where a row sees nothing of the tile.
-        reference: what was subtracted before the exponential; `tile_max` itself, or the running
-            maximum where an output is summed along.
-        sum_exp, sum_exp_shifted, distance_sum: as above; `sum_exp` without the largest weight
-            with `separate_max`, `distance_sum` None where positions are not defined.
-        top_key: index of the largest logit on the key axis; None if not asked for.
+        figures: (2 to 4, T, G, R): the largest logit, −inf where a row sees nothing of the tile;
+            sum_exp, without the largest weight with `separate_max`; where entropy is wanted
+            sum_exp_shifted; and distance_sum where distances are.
+        reference: (T, G, R), what was subtracted before the exponential, which is the running
+            maximum where an output is summed along; else None: the largest logit, made finite.
+        top_key: (T, G, R), index of the largest logit on the key axis; None if not asked for.
         seen: int64 (G | 1, R), visible keys so far.
         nonfinite: bool (G, R), whether a visible logit was NaN or infinite.
         lost: bool (G, R), whether one was NaN or +inf, so that no weight of the row is a number.
@@ -52,11 +53,8 @@ class TileSums:
         tiles: how many of the T tiles hold something.
     """
 
-    tile_max: torch.Tensor
-    reference: torch.Tensor
-    sum_exp: torch.Tensor
-    sum_exp_shifted: torch.Tensor | None
-    distance_sum: torch.Tensor | None
+    figures: torch.Tensor
+    reference: torch.Tensor | None
     top_key: torch.Tensor | None
     seen: torch.Tensor
     nonfinite: torch.Tensor
@@ -69,30 +67,29 @@ class TileSums:
         """Room for the tiles of a block, and for one where there are none."""
         heads, rows = len(group.heads), block.stop - block.start
         shape, device = (max(1, len(block.tiles)), heads, rows), group.device
-        tile_max, reference, sum_exp, sum_exp_shifted, distance = group.keys.new_empty(5, *shape)
-        top_key = torch.empty(shape, dtype=torch.int64, device=device) if group.top_key else None
-        output = None
+        reference = output = None
         if group.values is not None:
             output = group.keys.new_zeros(heads, rows, group.values.shape[2])
+            reference = group.keys.new_empty(shape)
+        nothing = torch.zeros(heads, rows, dtype=torch.bool, device=device)
         return cls(
-            tile_max,
+            group.keys.new_empty(2 + group.entropy + group.distances, *shape),
             reference,
-            sum_exp,
-            sum_exp_shifted if group.entropy else None,
-            distance_sum=distance if group.distances else None,
-            top_key=top_key,
+            top_key=torch.empty(shape, dtype=torch.int64, device=device) if group.top_key else None,
             seen=torch.zeros(1, rows, dtype=torch.int64, device=device),
-            nonfinite=torch.zeros(heads, rows, dtype=torch.bool, device=device),
-            lost=torch.zeros(heads, rows, dtype=torch.bool, device=device),
+            nonfinite=nothing,
+            lost=nothing,
             output=output,
         )
 
     def add_empty_tile(self) -> None:
         """One tile of which no row sees anything."""
-        self.tile_max[0], self.reference[0] = -torch.inf, torch.finfo(self.reference.dtype).min
-        for part in (self.sum_exp, self.sum_exp_shifted, self.distance_sum, self.top_key):
-            if part is not None:
-                part[0] = 0
+        self.figures[:, 0] = 0
+        self.figures[0, 0] = -torch.inf
+        if self.reference is not None:
+            self.reference[0] = torch.finfo(self.reference.dtype).min
+        if self.top_key is not None:
+            self.top_key[0] = 0
         self.tiles = 1
 
 
@@ -108,9 +105,9 @@ class Workspace:
     _views: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict, repr=False
     )
-    _edges: dict[tuple[int, bool, bool], tuple[NDArray[np.int32], tuple[slice, torch.Tensor]]] = (
-        field(default_factory=dict, repr=False)
-    )
+    _edges: dict[
+        tuple[int, bool, bool, float], tuple[NDArray[np.int32], tuple[slice, torch.Tensor]]
+    ] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, group: HeadGroup) -> Workspace:
@@ -121,15 +118,16 @@ class Workspace:
         steps = torch.arange(group.keys.shape[2], device=group.device).to(group.dtype)
         return cls(logits=empty[0], weights=empty[1], upwards=steps, downwards=steps.flip(0))
 
-    def tile(self, group: HeadGroup, rows: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def tile(self, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views (G, rows, keys) of the buffers for logits and weights."""
-        shape = (len(group.heads), rows, keys)
         if shape not in self._views:
-            cells = shape[0] * rows * keys
+            cells = math.prod(shape)
             self._views[shape] = self.logits[:cells].view(shape), self.weights[:cells].view(shape)
         return self._views[shape]
 
-    def edges(self, bounds: NDArray[np.int32], tile: Tile) -> tuple[slice, torch.Tensor]:
+    def edges(
+        self, bounds: NDArray[np.int32], tile: Tile, outside: float = -torch.inf
+    ) -> tuple[slice, torch.Tensor]:
         """0 inside each row's interval and −inf outside, to be added to logits, (rows, some keys).
 
         Of the keys those are left out which come before, or else after, all that are hidden. Tiles
@@ -138,8 +136,9 @@ class Workspace:
         Args:
             bounds: int32 (2, rows), where in the tile each row's keys start and stop.
             tile: the keys.
+            outside: what is added in the place of −inf.
         """
-        kind = (tile.stop - tile.start, tile.starts_inside, tile.stops_inside)
+        kind = (tile.stop - tile.start, tile.starts_inside, tile.stops_inside, outside)
         if kind in self._edges and np.array_equal(self._edges[kind][0], bounds):
             return self._edges[kind][1]
         some = slice(0, kind[0])
@@ -150,7 +149,7 @@ class Workspace:
         first, stop = torch.as_tensor(bounds, device=self.logits.device)[..., None]
         keys = torch.arange(some.start, some.stop, dtype=first.dtype, device=first.device)
         hidden = (keys < first) | (keys >= stop)
-        added = self.logits.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        added = self.logits.new_zeros(hidden.shape).masked_fill_(hidden, outside)
         self._edges[kind] = bounds, (some, added)
         return some, added
 
@@ -172,40 +171,74 @@ def sum_tiles(group: HeadGroup, block: RowBlock, work: Workspace) -> TileSums:
         block: the rows, and their tiles.
         work: buffers of at least G × rows × TILE_KEYS cells.
     """
-    sums = TileSums.none_yet(group, block)
+    sums, slant = TileSums.none_yet(group, block), block.slant
+    lines = (len(group.heads), block.stop - block.start)
     queries = group.shrunk_queries(block.start, block.stop)
+    if slant is not None:
+        lines = (lines[1] // SLANT_ROWS, SLANT_ROWS)
+        queries = queries.reshape(*lines, -1)
     factor = group.factor(LOG2_E if group.base2_logits else 1.0)
     power = torch.exp2 if group.base2_logits else exponential
-    gaps = _gaps(group, block) if sums.distance_sum is not None and block.tiles else None
+    distances = group.distances and bool(block.tiles)
+    gaps = _gaps(group, block) if distances and slant is None else None
+    # Views of what is written to, made once: one takes as long as an operation on a row or two.
+    columns = sums.figures.view(*sums.figures.shape[:2], *lines, 1)
+    of_tiles = list(zip(*(column.unbind() for column in columns), strict=True))
     always_seen = 0  # keys of tiles that hide none
     for index, tile in enumerate(block.tiles):
-        logits, weights = work.tile(group, block.stop - block.start, tile.stop - tile.start)
-        seen = score_tile(group, block, tile, queries, factor, logits, work)
+        seen: torch.Tensor | int
+        if slant is not None:
+            logits, weights = work.tile(*lines, slant.tile.stop - slant.tile.start)
+            seen = _score_slant(group, block, slant, queries, factor, logits, work)
+        else:
+            logits, weights = work.tile(*lines, tile.stop - tile.start)
+            seen = score_tile(group, block, tile, queries, factor, logits, work)
         if isinstance(seen, int):
             always_seen += seen
         elif group.by_interval or not group.on_host or bool(seen.any()):
             sums.seen = sums.seen + seen
         else:
             continue
-        _subtract_maximum(group, sums, tile, logits, seen)
+        at = sums.tiles
+        reference, sum_exp, *others = of_tiles[at]  # (G, rows, 1) each
+        candidates = _candidates(group, sums, tile, logits, seen) if group.may_overflow else logits
+        torch.amax(candidates, -1, keepdim=True, out=reference)
+        if sums.top_key is not None:
+            sums.top_key[at] = first_of_largest(candidates)
+        all_seen = slant is not None or isinstance(seen, int)  # by every row something, at least
+        if not all_seen or group.may_overflow:
+            # A row that sees nothing of the tile has −inf here, and −inf − (−inf) is NaN.
+            reference = reference.clamp(min=torch.finfo(reference.dtype).min)
+        if sums.reference is not None:
+            if at:
+                reference = torch.maximum(reference, sums.reference[at - 1, ..., None])
+            sums.reference[at] = reference[..., 0]
+        logits -= reference
         power(logits, out=weights)
-        if sums.sum_exp_shifted is not None:
-            if group.may_overflow or not isinstance(seen, int):  # 0 · ∞ is NaN
+        if group.entropy:
+            if group.may_overflow or not all_seen:  # 0 · ∞ is NaN
                 logits.clamp_(min=torch.finfo(logits.dtype).min)
-            torch.sum(logits.mul_(weights), -1, out=sums.sum_exp_shifted[sums.tiles])
+            torch.sum(logits.mul_(weights), -1, keepdim=True, out=others[0])
         if sums.output is not None:
             _add_values(group, sums, tile, weights, power)
-        torch.sum(weights, -1, out=sums.sum_exp[sums.tiles])
+        torch.sum(weights, -1, keepdim=True, out=sum_exp)
         if gaps is not None:
-            _add_distances(group, sums, block, tile, work, gaps[index], weights, logits)
+            _add_distances(
+                group, block, tile, work, gaps[index], weights, logits, sum_exp, others[1]
+            )
+        elif distances and slant is not None:
+            run = RowBlock(block.start, block.start + SLANT_ROWS, ())
+            torch.mul(weights, work.distances(group, run, slant.tile), out=logits)
+            torch.sum(logits, -1, keepdim=True, out=others[1])
         if sums.top_key is not None:
-            top_key = sums.top_key[sums.tiles]
+            top_key = sums.top_key[at]
             if group.separate_max:
                 weights.scatter_(-1, top_key[..., None], 0.0)
-                torch.sum(weights, -1, out=sums.sum_exp[sums.tiles])
+                torch.sum(weights, -1, keepdim=True, out=sum_exp)
             top_key += tile.start
         sums.tiles += 1
-    sums.seen = sums.seen + always_seen
+    if always_seen:
+        sums.seen = sums.seen + always_seen
     if not sums.tiles:
         sums.add_empty_tile()
     return sums
@@ -256,6 +289,27 @@ def score_tile(
     return _hide(group, block, tile, logits)
 
 
+def _score_slant(
+    group: HeadGroup,
+    block: RowBlock,
+    slant: Slant,
+    queries: torch.Tensor,
+    factor: float | torch.Tensor,
+    logits: torch.Tensor,
+    work: Workspace,
+) -> torch.Tensor:
+    """The same of a slant, (runs, rows, keys), with finite logits that weigh 0 for hidden keys."""
+    shape, strides = (*queries.shape[::2], logits.shape[2]), group.keys.stride()
+    offset = group.keys.storage_offset() + slant.tile.start
+    keys = group.keys.as_strided(shape, (SLANT_ROWS, *strides[1:]), offset)
+    assert isinstance(factor, float)
+    logits.baddbmm_(queries, keys, beta=0, alpha=factor)
+    # Far below all that a product can be where none may overflow, and no ∞ when it is added to it.
+    logits += work.edges(slant.bounds, slant.tile, torch.finfo(logits.dtype).min / 2)[1]
+    first, stop = group.host_bounds[:, block.start : block.stop]
+    return torch.as_tensor(stop - first, device=group.device)[None]
+
+
 def _hide(group: HeadGroup, block: RowBlock, tile: Tile, logits: torch.Tensor) -> torch.Tensor:
     visible = group.visible(block, tile)
     logits.masked_fill_(~visible, -torch.inf)
@@ -276,27 +330,15 @@ def _hide_by_interval(
     return torch.as_tensor(bounds[1] - bounds[0], device=group.device)[None]
 
 
-def _subtract_maximum(
+def _candidates(
     group: HeadGroup, sums: TileSums, tile: Tile, logits: torch.Tensor, seen: torch.Tensor | int
-) -> None:
-    """Note the largest logit of each row, and subtract the reference."""
-    index, candidates = sums.tiles, logits
-    if group.may_overflow:
-        hidden = tile.stop - tile.start - seen
-        broken = torch.isnan(logits)
-        sums.lost |= (broken | torch.isposinf(logits)).any(-1)
-        sums.nonfinite |= sums.lost
-        sums.nonfinite |= torch.isneginf(logits).sum(-1) > hidden
-        candidates = torch.where(broken, -torch.inf, logits)
-    tile_max, reference = sums.tile_max[index], sums.reference[index]
-    torch.amax(candidates, -1, out=tile_max)
-    if sums.top_key is not None:
-        sums.top_key[index] = first_of_largest(candidates)
-    # A row that sees nothing of the tile has −inf here, and −inf − (−inf) is NaN.
-    torch.clamp(tile_max, min=torch.finfo(tile_max.dtype).min, out=reference)
-    if sums.output is not None and index:
-        torch.maximum(reference, sums.reference[index - 1], out=reference)
-    logits -= reference[..., None]
+) -> torch.Tensor:
+    """The logits of which a largest is looked for; notes what is not finite."""
+    hidden = tile.stop - tile.start - seen
+    broken = torch.isnan(logits)
+    sums.lost = sums.lost | (broken | torch.isposinf(logits)).any(-1)
+    sums.nonfinite = sums.nonfinite | sums.lost | (torch.isneginf(logits).sum(-1) > hidden)
+    return torch.where(broken, -torch.inf, logits)
 
 
 def first_of_largest(values: torch.Tensor) -> torch.Tensor:
@@ -324,6 +366,7 @@ def _add_values(
     assert group.values is not None
     assert sums.output is not None
     if sums.tiles:
+        assert sums.reference is not None
         shrink = sums.reference[sums.tiles - 1] - sums.reference[sums.tiles]
         sums.output *= power(shrink)[..., None]
     sums.output.baddbmm_(weights, group.values[:, tile.start : tile.stop])
@@ -342,31 +385,31 @@ def _gaps(group: HeadGroup, block: RowBlock) -> list[tuple[int | None, torch.Ten
     ]
     keys = torch.tensor([key or 0 for key in nearest], dtype=group.dtype, device=group.device)
     gaps = (group.positions_float[block.start : block.stop] - keys[:, None]).abs_()  # (T, rows)
-    return list(zip(nearest, gaps.unbind(), strict=True))
+    return list(zip(nearest, gaps[..., None].unbind(), strict=True))
 
 
 def _add_distances(
     group: HeadGroup,
-    sums: TileSums,
     block: RowBlock,
     tile: Tile,
     work: Workspace,
     near: tuple[int | None, torch.Tensor],
     weights: torch.Tensor,
     scratch: torch.Tensor,
+    sum_exp: torch.Tensor,
+    distance: torch.Tensor,
 ) -> None:
     """Sum e^(s−r)·|p − j|; keys all on one side of the rows need no |p − j| of each cell."""
-    assert sums.distance_sum is not None
-    (key, gap), distance = near, sums.distance_sum[sums.tiles]
+    key, gap = near
     if key is None:
         torch.mul(weights, work.distances(group, block, tile), out=scratch)
-        torch.sum(scratch, -1, out=distance)
+        torch.sum(scratch, -1, keepdim=True, out=distance)
         return
     width = tile.stop - tile.start
     steps = work.upwards[:width] if key == tile.start else work.downwards[-width:]
     column = steps[None, :, None].expand(len(weights), -1, -1)  # (G, keys, 1)
-    torch.bmm(weights, column, out=distance[..., None])
-    distance.addcmul_(gap, sums.sum_exp[sums.tiles])
+    torch.bmm(weights, column, out=distance)
+    distance.addcmul_(gap, sum_exp)
 
 
 def exponential(values: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
