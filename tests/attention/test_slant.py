@@ -101,7 +101,7 @@ def test_a_part_of_the_rows_is_what_it_is_among_all(window: dict[str, Any]) -> N
 
 
 def test_blocks_are_joined_to_as_many_rows_as_fill_a_tile() -> None:
-    assert blocks_joined(windowed({"causal": True, "left_window": 255})) == [1024, 1024]
+    assert blocks_joined(windowed({"causal": True, "left_window": 255})) == [1536, 512]
     assert blocks_joined(windowed({"causal": True, "left_window": 31})) == [2048]
 
 

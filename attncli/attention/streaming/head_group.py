@@ -17,7 +17,7 @@ from attncli.attention.steps import finite_in, logits, shrink_for
 
 _KEYS_AT_ONCE = 1 << 12
 ALIGNED_KEYS = 16  # a cache line of float32
-SLANT_ROWS = 128  # of a run: of 64, products are too small
+SLANT_ROWS = 64
 # Dtypes whose values torch compares.
 _COMPARABLE = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
@@ -65,7 +65,7 @@ class HeadGroup:
     queries: NDArray[np.int64]  # int64 (R,) on the host, indices of the queries, ascending
     rows: torch.Tensor  # the same on the device
     q: torch.Tensor  # (G, R, d_k), as it came: only the rows in hand are cast
-    # (G, d_k, S_k), contiguous, so that a tile of keys is a matrix ready to multiply with.
+    # (G, d_k, S_k), each row contiguous, so that a tile of keys is a matrix ready to multiply with.
     keys: torch.Tensor
     values: torch.Tensor | None  # (G, S_k, d_v); None where no output is asked for
     value_unit: float  # what values are counted in: a power of two, 1 but for huge ones
@@ -307,7 +307,10 @@ def make_group(
     q = problem.q[batch, heads.start : heads.stop].detach()
     q = q[:, rows.to(q.device)] if picked else q[:, : len(queries)]
     keys = _of_heads(problem.k[batch].detach(), shared)  # (G, S_k, d_k)
-    keys = problem.cast(keys).transpose(1, 2).contiguous()  # (G, d_k, S_k)
+    keys = problem.cast(keys).transpose(1, 2)
+    # Rows a power of two apart would share a few lines of each cache.
+    room = keys.new_empty(*keys.shape[:2], keys.shape[2] + ALIGNED_KEYS)
+    keys = room[..., : keys.shape[2]].copy_(keys)  # (G, d_k, S_k)
     values, value_unit = None, 1.0
     if with_values and problem.v is not None:
         values = problem.cast(_of_heads(problem.v[batch].detach(), shared))

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from attncli.attention.streaming.head_group import HeadGroup, RowBlock, row_blocks
 from attncli.attention.streaming.rows import (
-    NOT_SEEN,
     RowStatistics,
     Share,
     mark_seen,
@@ -170,9 +169,9 @@ def _by_tiles(
         logits, _ = work.tile(len(group.heads), block.stop - block.start, tile.stop - tile.start)
         score_tile(group, block, tile, queries, group.factor(), logits, work)
         mark_seen(group, block, tile, rows, logits)
-        weights = weights_of(logits, rows, inside)
+        weights, known = weights_of(logits, rows, inside)
         for kind, cells in enumerate(wanted):
-            counted = cells & (weights != NOT_SEEN)
+            counted = cells & known
             weight[kind] += torch.where(counted, weights, 0.0).sum(-1)
             seen[kind] += counted.sum(-1)
     return weight, seen

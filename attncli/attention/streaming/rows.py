@@ -271,8 +271,6 @@ DIAGONAL_ROWS = 16
 ROWS_AT_ONCE = 4096
 # Of the first keys as many at once as a few bytes a row hold the weights of.
 FIRST_KEYS = 16
-# A weight that no key has.
-NOT_SEEN = -1.0
 # Cells of a band that are computed and not used grow with its height, a part of that of blocks.
 BAND_ROWS = 256
 
@@ -329,9 +327,10 @@ def find_shares(group: HeadGroup, rows: RowStatistics, sink_keys: int) -> Shares
         found = [_first_share(group, rows, inside, sink_keys, work)]
         if group.positions is not None:
             logits = _diagonals(group, inside) if near is None else near[:, inside]
-            weights = weights_of(logits, rows, inside)  # (G, rows, 2·LOCAL_WINDOW + 1)
-            own, previous = weights[..., LOCAL_WINDOW, None], weights[..., LOCAL_WINDOW - 1, None]
-            found += [_share(part, rows, inside) for part in (own, previous, weights)]
+            weights, seen = weights_of(logits, rows, inside)  # (G, rows, 2·LOCAL_WINDOW + 1)
+            for at in (LOCAL_WINDOW, LOCAL_WINDOW - 1):
+                found.append(_share(weights[..., at], seen[..., at], rows, inside))
+            found.append(_share(weights.sum(-1), seen.sum(-1), rows, inside))
         return found
 
     starts = range(0, max(1, len(group.queries)), ROWS_AT_ONCE)
@@ -406,11 +405,10 @@ def _first_share(
         logits = group.keys.new_empty(*weight.shape, tile.stop - tile.start)
         score_tile(group, block, tile, queries, group.factor(), logits, work)
         mark_seen(group, block, tile, rows, logits)
-        part = _share(weights_of(logits, rows, inside), rows, inside)
-        weight += part.weight
-        seen += part.seen
-    empty = rows.empty[:, inside].expand(weight.shape)
-    return Share(weight.clamp_(max=1.0).masked_fill_(empty, torch.nan), seen)
+        weights, some = weights_of(logits, rows, inside)
+        weight += weights.sum(-1)
+        seen += some.sum(-1)
+    return _share(weight, seen, rows, inside)
 
 
 def mark_seen(
@@ -462,15 +460,16 @@ def _narrow_blocks(group: HeadGroup) -> Iterator[RowBlock]:
         start = stop
 
 
-def weights_of(logits: torch.Tensor, rows: RowStatistics, inside: slice) -> torch.Tensor:
-    """Float64 weights of the keys of these logits (G, rows, keys); −1 where one is not seen."""
+def weights_of(
+    logits: torch.Tensor, rows: RowStatistics, inside: slice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float64 weights of the keys of these logits, and which are seen, (G, rows, keys) both."""
     row_max, sum_exp = rows.row_max[:, inside], 1 + rows.sum_exp_minus_1[:, inside]
-    weights = exponential(logits.to(torch.float64) - row_max[..., None]) / sum_exp[..., None]
-    return weights.masked_fill_(torch.isneginf(logits), NOT_SEEN)
+    weights = exponential(logits.to(torch.float64) - row_max[..., None]).div_(sum_exp[..., None])
+    hidden = torch.isneginf(logits)
+    return weights.masked_fill_(hidden, 0.0), ~hidden
 
 
-def _share(weights: torch.Tensor, rows: RowStatistics, inside: slice) -> Share:
-    """What the keys of these weights get together."""
-    seen = weights != NOT_SEEN
-    weight = torch.where(seen, weights, 0.0).sum(-1).clamp(max=1.0)
-    return Share(weight.masked_fill(rows.empty[:, inside], torch.nan), seen.sum(-1))
+def _share(weight: torch.Tensor, seen: torch.Tensor, rows: RowStatistics, inside: slice) -> Share:
+    empty = rows.empty[:, inside]
+    return Share(weight.clamp(max=1.0).masked_fill_(empty, torch.nan), seen.to(torch.int64))
