@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -124,8 +125,8 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
 
         return make
 
-    def window() -> Case:
-        given, tiny = files(folder, 1, 65_536), files(folder, 1, 1)
+    def window(heads: int) -> Case:
+        given, tiny = files(folder, heads, 65_536), files(folder, heads, 64)
         full = [*OURS, *given, "--causal"]
         cut = [*full, "--left-window", "255"]
         start = [*OURS, *tiny, "--causal"]
@@ -137,10 +138,10 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
         start = tuple([*words, *tiny, "--causal"] for words in (OURS, ["-c", SDPA]))
         return Case(ours, theirs, 1.0, start_up=(start[0], start[1]))
 
-    def threads() -> Case:
-        given, tiny = files(folder, 8, 16_384), files(folder, 8, 64)
-        ours, start = ([*OURS, *names, "--causal"] for names in (given, tiny))
-        return Case(ours, ours, 1 / 1.9, start_up=(start, start), threads=(2, 1))
+    def threads(words: list[str], heads: int, length: int, limit: float | None) -> Case:
+        given, tiny = files(folder, heads, length), files(folder, heads, 64)
+        ours, start = ([*words, *names, "--causal"] for names in (given, tiny))
+        return Case(ours, ours, limit, start_up=(start, start), threads=(2, 1))
 
     def memory() -> Case:
         ours = [*OURS, *files(folder, 1, 131_072), "--causal"]
@@ -158,8 +159,11 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
         "all keys": against(SDPA, 8, 16_384, ["--causal", "--per-key", "-f", "csv"], None),
         "materialise": against(MATERIALISE, 8, 16_384, ["--causal"], 1 / 6),
         "computing": computing,
-        "window": window,
-        "threads": threads,
+        "window": partial(window, 1),
+        "4 windows": partial(window, 4),
+        "threads": partial(threads, OURS, 8, 16_384, 1 / 1.9),
+        "long": partial(threads, OURS, 1, 65_536, 1 / 1.9),
+        "SDPA's own": partial(threads, ["-c", SDPA], 8, 16_384, None),
         "memory": memory,
         "many-heads": many_heads,
     }
@@ -167,18 +171,17 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
 
 def measure(case: Case, pairs: int) -> str:
     """Run a case and say what came out."""
-    ours, theirs, off = [], [], [0.0, 0.0]
+    ours, theirs, ratios = [], [], []
     on_ours, on_theirs = case.threads or (None, None)
     for _ in range(pairs):
+        off = [0.0, 0.0]
+        if case.start_up is not None:  # each time anew: a machine's pace changes within minutes
+            a, b = case.start_up
+            off = [run(a, on_ours).seconds, run(b, on_theirs).seconds]
         ours.append(run(case.ours, on_ours))
         theirs.append(run(case.theirs, on_theirs))
-    if case.start_up is not None:
-        a, b = case.start_up
-        starts = [(run(a, on_ours).seconds, run(b, on_theirs).seconds) for _ in range(pairs)]
-        off = [median(side) for side in zip(*starts, strict=True)]
-    ratio = median(
-        (a.seconds - off[0]) / (b.seconds - off[1]) for a, b in zip(ours, theirs, strict=True)
-    )
+        ratios.append((ours[-1].seconds - off[0]) / (theirs[-1].seconds - off[1]))
+    ratio = median(ratios)
     cpu = median(a.cpu / b.cpu for a, b in zip(ours, theirs, strict=True))
     most, other = (max(each.mebibytes for each in side) for side in (ours, theirs))
     net = " net of start-up" if case.start_up else ""
