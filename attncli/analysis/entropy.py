@@ -86,6 +86,7 @@ def measure(
     thresholds: Thresholds,
     *,
     queries: Sequence[NDArray[np.int64]] | None = None,
+    by_keys: bool = False,
     advance: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[HeadRows, HeadStatistics]]:
     """The rows of each chosen head, in the order chosen, and what they come to.
@@ -94,10 +95,12 @@ def measure(
         chosen: the heads; the whole problem alone decides the dtype of the arithmetic.
         wanted: what to compute beside the columns that every row has.
         thresholds: of the labels.
+        by_keys: whether each rank has a part of the keys.
         queries, advance: as for `stream_rows`.
     """
     selection, wanted = chosen.selection, replace(wanted, tokens=chosen.tokens)
-    for rows in stream_rows(
+    stream = rows_by_keys if by_keys else stream_rows
+    for rows in stream(
         chosen.problem,
         wanted,
         batches=selection.batches,
@@ -124,17 +127,11 @@ def measure_all(
         by_keys: whether each rank has a part of the keys, not of the heads and rows.
         chosen, wanted, thresholds, advance: as for `measure`.
     """
-    if by_keys:
+    if by_keys or ranks.count() == 1:
         for some, rows_chosen in zip(chosen, queries, strict=True):
-            of = {"batches": some.selection.batches, "heads": some.selection.heads}
-            for rows in rows_by_keys(
-                some.problem, wanted, **of, queries=rows_chosen, advance=advance
-            ):
-                yield some, rows, head_statistics(rows, thresholds)
-        return
-    if ranks.count() == 1:
-        for some, rows_chosen in zip(chosen, queries, strict=True):
-            found = measure(some, wanted, thresholds, queries=rows_chosen, advance=advance)
+            found = measure(
+                some, wanted, thresholds, queries=rows_chosen, by_keys=by_keys, advance=advance
+            )
             yield from ((some, *each) for each in found)
         return
     runs = [

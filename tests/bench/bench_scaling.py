@@ -5,19 +5,20 @@ Printed is how many times as much CPU the longer one takes, start-up taken off b
 square of the length, 2 the length itself; and what each holds in memory beyond start-up.
 
 With --growth it runs on seven lengths, each twice the one before: `entropy` on 2,048 to 131,072.
-Printed are the exponents of the length that CPU seconds and memory grow with, start-up taken off,
-fitted where they are a tenth of a second, or 4 MiB, and more.
+Printed are the exponents p of the length n that CPU seconds and memory grow with: of the fit
+a + b·n^p, a being start-up, in which each is believed within 5 % and a tenth of a second, or 4 MiB.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from bench_entropy import OURS, Run, run
+from numpy.typing import NDArray
 
 MASK = ["-m", "attncli", "mask", "--causal", "--k-len"]
 VARIANCE = ["-m", "attncli", "variance"]
@@ -44,40 +45,51 @@ def files(folder: Path, length: int) -> list[str]:
     return [str(name) for name in names]
 
 
-def measured(name: str, lengths: Sequence[int]) -> list[Run]:
-    """What a case costs on each length, beyond what it costs on next to nothing."""
-    arguments, found = CASES[name][0], []
-    for length in (2, *lengths):
-        with tempfile.TemporaryDirectory() as folder:
-            given = [] if "mask" in name else files(Path(folder), length)
-            found.append(run([*arguments(given, length), "--quiet"], threads=1))
-    start, *rest = found
-    return [
-        Run(one.seconds - start.seconds, one.cpu - start.cpu, one.mebibytes - start.mebibytes)
-        for one in rest
-    ]
+def costs(name: str, length: int, times: int) -> Run:
+    """What a case costs on a length: the least of several runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        given = [] if "mask" in name else files(Path(folder), length)
+        arguments = [*CASES[name][0](given, length), "--quiet"]
+        return min((run(arguments, threads=1) for _ in range(times)), key=lambda one: one.cpu)
 
 
 def twice(name: str) -> str:
     """What twice the length costs."""
     length = CASES[name][1]
-    a, b = measured(name, (length, 2 * length))
+    start, *both = (costs(name, n, 1) for n in (2, length, 2 * length))
+    cpu, memory = zip(
+        *((one.cpu - start.cpu, one.mebibytes - start.mebibytes) for one in both), strict=True
+    )
     return (
-        f"{length:>9} to {2 * length:>9}: {b.cpu / a.cpu:4.1f} times the CPU "
-        f"({a.cpu:.2f} s, {b.cpu:.2f} s), memory +{a.mebibytes:.0f}, +{b.mebibytes:.0f} MiB"
+        f"{length:>9} to {2 * length:>9}: {cpu[1] / cpu[0]:4.1f} times the CPU "
+        f"({cpu[0]:.2f} s, {cpu[1]:.2f} s), memory +{memory[0]:.0f}, +{memory[1]:.0f} MiB"
     )
 
 
 def growth(name: str) -> str:
     """The exponents over seven lengths."""
     lengths = [CASES[name][1] * 4 >> step for step in range(6, -1, -1)]
-    runs = measured(name, lengths)
+    runs = [costs(name, n, 3 if n < lengths[-2] else 1) for n in (2, *lengths)]
     said = f"{lengths[0]:>9} to {lengths[-1]:>9}:"
     for what, least in (("cpu", 0.1), ("mebibytes", 4.0)):
-        points = [(n, getattr(one, what)) for n, one in zip(lengths, runs, strict=True)]
-        x, y = np.log([point for point in points if point[1] >= least]).T
-        said += f" {what} {np.polyfit(x, y, 1)[0]:.2f} (of {len(x)})"
+        values = np.array([getattr(one, what) for one in runs])
+        found = "does not grow"
+        if values[-1] - values[0] > 2 * least:
+            found = f"{exponent(np.array([2, *lengths]), values, least):.2f}"
+        said += f" {what} {found}"
     return said
+
+
+def exponent(lengths: NDArray[np.int64], values: NDArray[np.float64], least: float) -> float:
+    """The p of which a + b·n^p is nearest to the values, each within 5 % and so much."""
+    weights = 1 / (least + 0.05 * values)
+
+    def misses(p: float) -> float:
+        terms = np.stack([np.ones(len(lengths)), (lengths / lengths[-1]) ** p], 1)
+        found = np.linalg.lstsq(terms * weights[:, None], values * weights, rcond=None)[0]
+        return float(np.square((terms @ found - values) * weights).sum())
+
+    return min(np.arange(0.1, 3.0, 0.01).tolist(), key=misses)
 
 
 def main() -> None:
