@@ -40,11 +40,13 @@ ARROWS = {
         "recording",
         "report",
         "signals",
+        "team",
     },
     "columns": set(),
     "errors": set(),
     "limits": {"errors"},
-    "ranks": {"errors"},
+    "ranks": {"errors", "team"},
+    "team": {"errors"},
     "attncli": {"analysis", "api", "attention", "errors", "masking", "recording", "results"},
     "signals": set(),
     "__main__": {"cli", "signals"},
@@ -62,6 +64,7 @@ LIGHT = (
     "attncli.files",
     "attncli.ranks",
     "attncli.signals",
+    "attncli.team",
 )
 HEAVY = {"numpy", "rich", "torch"}
 # `mask` and `inspect` promise to do without torch, so does whatever they import.
@@ -75,7 +78,7 @@ PUT_OFF = {
     "attncli": "a public name, loaded with its first use",
     "attncli.cli.capture_run": "transformers, an extra",
     "attncli.report.drawing": "matplotlib, which pictures alone need, and not everybody has",
-    "attncli.ranks": "torch.distributed, of which a command in one process has no use",
+    "attncli.team": "torch.distributed, of which a command in one process has no use",
     "attncli.files.reader": "torch, for which a .pt file alone has use",
 }
 # Options are spelt there alone: everything else names fields, and each caller hears its own way.

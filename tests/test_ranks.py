@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from attncli import ranks
+from attncli import ranks, team
 from attncli.attention import stages
 from attncli.attention.check import variant
 
@@ -24,11 +24,11 @@ SERVER = Path(__file__).with_name("ranks_server.py")
 # What one rank does in the place of its first exchange.
 AT_THE_EXCHANGE = """
 import os, signal, time
-from attncli import errors, ranks
+from attncli import errors, team
 def instead(self, mine):
     {act}
 if rank == {rank}:
-    ranks._Team.gather = instead
+    team.Team.gather = instead
 """
 
 
@@ -363,7 +363,7 @@ def test_all_of_the_environment_has_to_be_there(
     given = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert ranks.place() == ranks.Place(1, 2, 0, 1)
+    assert ranks.place() == team.Place(1, 2, 0, 1)
     monkeypatch.delenv(missing)
-    assert ranks.place() == ranks.Place()
+    assert ranks.place() == team.Place()
     assert ranks.is_first()

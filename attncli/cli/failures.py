@@ -22,6 +22,7 @@ from attncli.errors import (
     on_command_line,
     printable,
 )
+from attncli.team import StoppedError
 
 # Characters; what is longer is cut in the middle.
 LONGEST_LINE = 1000
@@ -61,7 +62,7 @@ def exit_code_of(work: Callable[[], Any], debug: bool = False, frugal: str = "")
 
 def explain_failure(error: BaseException, frugal: str = "") -> int:
     """Print what happened in one line, and at most one of advice; return the exit code."""
-    if isinstance(error, typer.Exit | LeftOutError | ranks.StoppedError):
+    if isinstance(error, typer.Exit | LeftOutError | StoppedError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         _print("attncli: interrupted")
