@@ -95,7 +95,7 @@ def measure(
         chosen: the heads; the whole problem alone decides the dtype of the arithmetic.
         wanted: what to compute beside the columns that every row has.
         thresholds: of the labels.
-        by_keys: whether each rank has a part of the keys.
+        by_keys: whether each rank has a part of the keys; tokens are not looked at then.
         queries, advance: as for `stream_rows`.
     """
     selection, wanted = chosen.selection, replace(wanted, tokens=chosen.tokens)

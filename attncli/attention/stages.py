@@ -314,7 +314,7 @@ class _HeadInputs:
         v = None if problem.v is None else problem.cast(problem.v[batch, shared])
         k = problem.cast(problem.k[batch, shared])
         factor = problem.scale_of(head) / problem.temperature
-        shrink = steps.shrink_for(factor, k.dtype) if may_overflow(q, k.T, 1.0) else 1.0
+        shrink = steps.shrink_for(factor, k.dtype) if may_overflow(q, k, 1.0) else 1.0
         return cls(batch, head, q, k, v, shrink)
 
 

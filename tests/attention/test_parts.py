@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,9 +15,11 @@ from attncli.attention.options import AttentionOptions, Precision
 from attncli.attention.problem import Problem, make_problem
 from attncli.attention.qkv import draw
 from attncli.attention.sizes import RandomShape
+from attncli.attention.streaming.head_group import make_group
 from attncli.attention.streaming.mass import BlockMass, KeyMass
 from attncli.attention.streaming.parts import join_rows
-from attncli.attention.streaming.stream import Wanted, stream_rows
+from attncli.attention.streaming.rows import find_shares, finish_rows
+from attncli.attention.streaming.stream import Wanted, merged_blocks, stream_rows
 
 LENGTH = 1100
 TOKENS = np.random.default_rng(0).integers(0, 300, (1, LENGTH))
@@ -69,6 +71,56 @@ def test_parts_are_the_whole(shape: str, precision: Precision) -> None:
     parts = [list(stream_rows(problem, wanted, part=slice(*ends))) for ends in pairwise(edges)]
     for of_head, expected in zip(zip(*parts, strict=True), whole, strict=True):
         assert_same(join_rows(of_head), expected)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "sink_keys"),
+    [
+        ((4106, 4106, 32), {"causal": True}, 17),
+        ((4106, 300, 32), {"causal": True, "query_offset": 50}, 1),
+        ((4099, 256, 64), {"query_offset": 50}, 1),
+    ],
+)
+def test_a_part_of_many_rows(
+    sizes: tuple[int, int, int], options: dict[str, Any], sink_keys: int
+) -> None:
+    q_len, k_len, dk = sizes
+    tensors = draw(RandomShape(heads=1, q_len=q_len, k_len=k_len, dk=dk), 0)
+    problem = make_problem(*tensors, AttentionOptions(**options), precision=Precision.FLOAT32)
+    wanted = Wanted(sink_keys=sink_keys)
+    (whole,) = stream_rows(problem, wanted)
+    parts = [
+        next(stream_rows(problem, wanted, part=part)) for part in (slice(3584), slice(3584, None))
+    ]
+    assert_same(join_rows(parts), whole)
+
+
+def test_shares_of_keys_far_behind_the_first_rows() -> None:
+    length, first = 8224, 4112
+    tensors = draw(RandomShape(heads=1, q_len=length, k_len=length, dk=4), 0)
+    options = AttentionOptions(causal=True)
+    problem = make_problem(*tensors, options, precision=Precision.FLOAT32)
+    own = replace(
+        problem, k=problem.k[:, :, first:], v=None, mask=problem.mask.of_keys(first, length)
+    )
+    queries = np.arange(length)
+    group = make_group(own, own.mask_on_device(), 0, range(1), queries, with_values=False)
+    (blocks,) = merged_blocks([group], None, 1)
+    shares = find_shares(group, finish_rows(group, blocks), 1)
+    assert shares.local is not None
+    assert np.array_equal(shares.local.seen[0], np.clip(queries - first + 1, 0, 5))
+    assert np.array_equal(shares.first.seen[0], queries >= first)
+
+
+@pytest.mark.parametrize("offset", [-1000, 5000])
+def test_queries_far_from_all_keys(offset: int) -> None:
+    tensors = draw(RandomShape(heads=1, q_len=600, k_len=600, dk=4), 0)
+    options = AttentionOptions(query_offset=offset)
+    problem = make_problem(*tensors, options, precision=Precision.FLOAT32)
+    (rows,) = stream_rows(problem)
+    assert rows.shares.local is not None
+    assert bool((rows.shares.local.seen == 0).all())
+    assert bool((rows.keys == 600).all())
 
 
 def test_parts_of_a_sample() -> None:

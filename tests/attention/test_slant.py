@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from attncli.attention.streaming.rows import RowStatistics
 from attncli.attention.streaming.slant import joined_blocks
 from attncli.attention.streaming.stream import HeadRows, Wanted, planned_cells, stream_rows
 
-LENGTH = 2700  # five blocks of 512, and one of 140
+LENGTH = 2752  # five blocks of 512, and one of 192
 
 WINDOWS: list[dict[str, Any]] = [
     {"causal": True, "left_window": 255},
@@ -25,9 +26,19 @@ WINDOWS: list[dict[str, Any]] = [
     {"left_window": 3, "right_window": 400},
     {"causal": True, "left_window": 200, "query_offset": 333},
     {"causal": True, "left_window": 200, "query_offset": -700},
-    {"causal": True, "left_window": 255, "key_lengths": [2700, 1999]},
+    {"causal": True, "left_window": 255, "key_lengths": [2752, 1999]},
+    {"causal": True, "left_window": 100, "segments": np.repeat([0, 1], [1300, LENGTH - 1300])},
 ]
-NAMES = [" ".join(f"{name}={value}" for name, value in window.items()) for window in WINDOWS]
+NAMES = ["256", "32", "both sides", "ahead", "later", "before", "padding", "documents"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """So that as much is joined as can be: several threads get a few blocks each."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def windowed(window: dict[str, Any], **options: Any) -> Problem:
@@ -36,10 +47,11 @@ def windowed(window: dict[str, Any], **options: Any) -> Problem:
     return as_problem(q, k, None, window | options, precision="float32")
 
 
-def blocks_joined(problem: Problem) -> list[int]:
+def blocks_joined(problem: Problem, workers: int = 1) -> list[int]:
     """Of each slant of the first head how many rows it has."""
     queries = np.arange(problem.mask.real_queries(0))
     group = make_group(problem, problem.mask_on_device(), 0, range(1), queries, with_values=False)
+    group = dataclasses.replace(group, workers=workers)
     return [block.stop - block.start for block in joined_blocks(group) if block.slant]
 
 
@@ -101,8 +113,13 @@ def test_a_part_of_the_rows_is_what_it_is_among_all(window: dict[str, Any]) -> N
 
 
 def test_blocks_are_joined_to_as_many_rows_as_fill_a_tile() -> None:
-    assert blocks_joined(windowed({"causal": True, "left_window": 255})) == [1536, 512]
-    assert blocks_joined(windowed({"causal": True, "left_window": 31})) == [2048]
+    assert blocks_joined(windowed({"causal": True, "left_window": 255})) == [1536, 512, 192]
+    assert blocks_joined(windowed({"causal": True, "left_window": 31})) == [2048, 192]
+
+
+def test_every_thread_has_some_blocks() -> None:
+    problem = windowed({"causal": True, "left_window": 31})
+    assert blocks_joined(problem, workers=2) == [512, 512, 512, 512, 192]
 
 
 @pytest.mark.parametrize(
@@ -122,4 +139,4 @@ def test_what_is_no_narrow_window_of_products_is_left_in_tiles(options: dict[str
 def test_documents_join_within_themselves_alone() -> None:
     ids = np.repeat([0, 1], [1300, LENGTH - 1300])
     problem = windowed({"causal": True, "left_window": 100, "segments": ids})
-    assert blocks_joined(problem) == [512, 1024]
+    assert blocks_joined(problem) == [512, 1024, 192]

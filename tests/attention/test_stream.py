@@ -33,10 +33,11 @@ def use_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int) -> None:
     for module in (slant, stream, tiles):
         monkeypatch.setattr(module, "TILE_ROWS", rows)
         monkeypatch.setattr(module, "TILE_KEYS", keys)
-    for name in ("BAND_ROWS", "ROWS_AT_ONCE"):
+    for name in ("BAND_ROWS", "SHARE_ROWS", "TILE_ROWS"):
         monkeypatch.setattr(row_statistics, name, rows)
     monkeypatch.setattr(row_statistics, "LOCAL_WINDOW", LOCAL_WINDOW)
-    monkeypatch.setattr(stream, "TILE_CELLS", rows * keys)
+    for module in (slant, stream):
+        monkeypatch.setattr(module, "TILE_CELLS", rows * keys)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,9 @@ class RowBlock:
 
     start: int  # the rows [start, stop), counted along the chosen queries
     stop: int
-    tiles: tuple[Tile, ...]  # from the first key to the last; none where no row sees a key
+    # From the first key to the last; none where no row sees a key. Of a slant that of as many rows
+    # as a block has.
+    tiles: tuple[Tile, ...]
     slant: Slant | None = None  # what is summed in the place of the tiles
 
 
@@ -306,11 +308,10 @@ def make_group(
     rows = torch.as_tensor(queries, device=problem.device)
     q = problem.q[batch, heads.start : heads.stop].detach()
     q = q[:, rows.to(q.device)] if picked else q[:, : len(queries)]
-    keys = _of_heads(problem.k[batch].detach(), shared)  # (G, S_k, d_k)
-    keys = problem.cast(keys).transpose(1, 2)
+    k = problem.cast(_of_heads(problem.k[batch].detach(), shared))  # (G, S_k, d_k)
     # Rows a power of two apart would share a few lines of each cache.
-    room = keys.new_empty(*keys.shape[:2], keys.shape[2] + ALIGNED_KEYS)
-    keys = room[..., : keys.shape[2]].copy_(keys)  # (G, d_k, S_k)
+    room = k.new_empty(len(k), k.shape[2], k.shape[1] + ALIGNED_KEYS)
+    keys = room[..., : k.shape[1]].copy_(k.mT)  # (G, d_k, S_k)
     values, value_unit = None, 1.0
     if with_values and problem.v is not None:
         values = problem.cast(_of_heads(problem.v[batch].detach(), shared))
@@ -318,7 +319,7 @@ def make_group(
         values = values if value_unit == 1.0 else values / value_unit
     scale, slopes = problem.scales_of(heads) / problem.temperature, mask.slopes
     given = problem.given
-    overflow = given is not None or may_overflow(q, keys, scale / (problem.softcap or 1.0))
+    overflow = given is not None or may_overflow(q, k, scale / (problem.softcap or 1.0))
     rows_before = part.indices(len(queries))[0]
     q, queries, rows = q[:, part], queries[part], rows[part]  # (G, R, d_k), (R,)
     hull = problem.mask.hull(batch, heads).queries(queries)
@@ -403,22 +404,21 @@ def _of_heads(tensor: torch.Tensor, shared: list[int]) -> torch.Tensor:
     return tensor[torch.tensor(shared, device=tensor.device)]
 
 
-def may_overflow(q: torch.Tensor, keys: torch.Tensor, factor: float | torch.Tensor) -> bool:
+def may_overflow(q: torch.Tensor, k: torch.Tensor, factor: float | torch.Tensor) -> bool:
     """Whether some logit could be NaN or infinite: |q·k| ≤ d_k·max|q|·max|k|.
 
     Args:
         q: (…, S_q, d_k).
-        keys: (…, d_k, S_k).
+        k: (…, S_k, d_k), in the dtype of arithmetic.
         factor: multiplies the products.
     """
-    if q.numel() == 0 or keys.numel() == 0:
+    if q.numel() == 0 or k.numel() == 0:
         return False
-    width = keys.shape[-2]
-    largest_q, largest_k = _largest(q), _largest(keys)
+    width, largest_q, largest_k = k.shape[-1], _largest(q), _largest(k)
     if isinstance(factor, torch.Tensor):
         factor = float(factor.abs().amax())
     largest = largest_q * largest_k * width * max(abs(factor), 1.0)
-    return not (math.isfinite(largest) and largest < torch.finfo(keys.dtype).max / 8)
+    return not (math.isfinite(largest) and largest < torch.finfo(k.dtype).max / 8)
 
 
 def _largest(values: torch.Tensor) -> float:

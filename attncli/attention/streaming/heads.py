@@ -49,7 +49,7 @@ def head_statistics(rows: HeadRows, thresholds: Thresholds | None = None) -> Hea
 def _head_statistics(rows: HeadRows, thresholds: Thresholds | None) -> HeadStatistics:
     scores = score_labels(rows)
     label, label_score = choose_label(scores, thresholds)
-    lowest, highest, std = _spread(_those(rows.entropy_nats, ~rows.empty))
+    lowest, highest, std = _spread(_only(rows.entropy_nats, ~rows.empty))
     return HeadStatistics(
         **{f"{name}_mean": _mean(values) for name, values in row_values(rows).items()},
         batch=rows.batch,
@@ -59,7 +59,7 @@ def _head_statistics(rows: HeadRows, thresholds: Thresholds | None) -> HeadStati
         entropy_nats_min=lowest,
         entropy_nats_max=highest,
         entropy_nats_std=std,
-        max_weight_max=_spread(_those(rows.max_weight, ~rows.empty))[1],
+        max_weight_max=_spread(_only(rows.max_weight, ~rows.empty))[1],
         max_logit=_largest_logit(rows),
         max_logit_query=rows.max_logit_query,
         max_logit_key=rows.max_logit_key,
@@ -77,12 +77,12 @@ def row_values(rows: HeadRows) -> dict[str, torch.Tensor]:
     return {
         name: rows.keys.new_empty(0, dtype=torch.float64)
         if values is None
-        else _those(values, rows.having(name)).to(torch.float64)
+        else _only(values, rows.having(name)).to(torch.float64)
         for name, values in columns.items()
     }
 
 
-def _those(values: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def _only(values: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Some rows, without a copy where they are all: that takes as long as all means of them."""
     return values if bool(chosen.all()) else values[chosen]
 
@@ -156,7 +156,7 @@ def _spread(values: torch.Tensor) -> tuple[float | None, float | None, float | N
 def _largest_logit(rows: HeadRows) -> float | None:
     if rows.max_logit is None:
         return None
-    known = _those(rows.max_logit, ~torch.isnan(rows.max_logit))
+    known = _only(rows.max_logit, ~torch.isnan(rows.max_logit))
     return float(known.max()) if len(known) else None
 
 
@@ -177,7 +177,7 @@ def score_labels(rows: HeadRows) -> LabelScores:
     least eight have to.
     """
     shares = rows.shares
-    normalized = _mean(_those(rows.entropy_normalized, rows.having("entropy_normalized")))
+    normalized = _mean(_only(rows.entropy_normalized, rows.having("entropy_normalized")))
     if normalized is not None and math.isnan(normalized):
         normalized = None
     return LabelScores(

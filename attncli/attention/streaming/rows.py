@@ -16,6 +16,7 @@ import torch
 from attncli.attention.streaming.head_group import HeadGroup, RowBlock, Tile
 from attncli.attention.streaming.tiles import (
     NO_WEIGHT,
+    TILE_ROWS,
     TileSums,
     Workspace,
     exponential,
@@ -267,8 +268,8 @@ def _output(merged: MergedTiles, largest: torch.Tensor, empty: torch.Tensor) -> 
 LOCAL_WINDOW = 4
 # Queries whose products with all the keys around any of them are computed together.
 DIAGONAL_ROWS = 16
-# Rows whose shares are found together: with 512 it is calls that cost, with all that memory does.
-ROWS_AT_ONCE = 4096
+# Rows of heads whose shares are found together: of 512 it is calls that cost, of all it is memory.
+SHARE_ROWS = 4096
 # Of the first keys as many at once as a few bytes a row hold the weights of.
 FIRST_KEYS = 16
 # Cells of a band that are computed and not used grow with its height, a part of that of blocks.
@@ -333,8 +334,9 @@ def find_shares(group: HeadGroup, rows: RowStatistics, sink_keys: int) -> Shares
             found.append(_share(weights.sum(-1), seen.sum(-1), rows, inside))
         return found
 
-    starts = range(0, max(1, len(group.queries)), ROWS_AT_ONCE)
-    pieces = [slice(start, min(start + ROWS_AT_ONCE, len(group.queries))) for start in starts]
+    at_once = max(TILE_ROWS, SHARE_ROWS // len(group.heads) // TILE_ROWS * TILE_ROWS)
+    starts = range(0, max(1, len(group.queries)), at_once)
+    pieces = [slice(start, min(start + at_once, len(group.queries))) for start in starts]
     parts = parallel_map(of_rows, pieces, lambda: Workspace.of(group), group.workers)
     first, *others = (Share.joined(of_share) for of_share in zip(*parts, strict=True))
     return Shares(first, *(others or (None, None, None)))
@@ -358,7 +360,7 @@ def _diagonals(group: HeadGroup, inside: slice) -> torch.Tensor:
     first = int(group.places[inside.start]) - LOCAL_WINDOW if length else 0
     count = rows + width - 1
     low, high = (min(max(0, key), k_len) for key in (first, first + count))
-    before = max(0, low - first)
+    before = min(max(0, low - first), count)
     keys = _padded(group.keys[:, :, low:high], -1, before, count - before - (high - low))
     queries = _padded(group.shrunk_queries(inside.start, inside.stop), -2, 0, rows - length)
     around = keys.unfold(2, DIAGONAL_ROWS + width - 1, DIAGONAL_ROWS).transpose(1, 2)
@@ -392,8 +394,7 @@ def _bands(group: HeadGroup, rows: RowStatistics) -> torch.Tensor:
 def _first_share(
     group: HeadGroup, rows: RowStatistics, inside: slice, sink_keys: int, work: Workspace
 ) -> Share:
-    count, block = min(sink_keys, group.keys.shape[2]), RowBlock(inside.start, inside.stop, ())
-    queries = group.shrunk_queries(block.start, block.stop)
+    count = min(sink_keys, group.keys.shape[2])
     weight = torch.zeros_like(rows.row_max[:, inside])
     seen = torch.zeros_like(rows.keys[:, inside])
     if inside.stop == inside.start or (
@@ -402,10 +403,15 @@ def _first_share(
         count = 0  # none sees any
     for left in range(0, count, FIRST_KEYS):
         tile = Tile(left, min(left + FIRST_KEYS, count), True, True)
-        logits = group.keys.new_empty(*weight.shape, tile.stop - tile.start)
-        score_tile(group, block, tile, queries, group.factor(), logits, work)
-        mark_seen(group, block, tile, rows, logits)
-        weights, some = weights_of(logits, rows, inside)
+        found = group.keys.new_empty(*weight.shape, tile.stop - tile.start)
+        # Products of a part of the rows are rounded as those of all only where blocks are the same.
+        for start in range(inside.start, inside.stop, TILE_ROWS):
+            block = RowBlock(start, min(start + TILE_ROWS, inside.stop), ())
+            queries = group.shrunk_queries(block.start, block.stop)
+            logits = found[:, block.start - inside.start : block.stop - inside.start]
+            score_tile(group, block, tile, queries, group.factor(), logits, work)
+            mark_seen(group, block, tile, rows, logits)
+        weights, some = weights_of(found, rows, inside)
         weight += weights.sum(-1)
         seen += some.sum(-1)
     return _share(weight, seen, rows, inside)

@@ -21,7 +21,8 @@ from attncli.attention.streaming.tiles import TILE_CELLS, TILE_KEYS, TILE_ROWS
 def joined_blocks(group: HeadGroup) -> list[RowBlock]:
     """The blocks of a group, joined along a window to as many rows as fill a tile.
 
-    What comes of a row does not depend on which rows it is joined with.
+    But so that each thread still has a few. What comes of a row does not depend on which rows it
+    is joined with.
     """
     blocks = list(row_blocks(group.hull, TILE_ROWS, TILE_KEYS))
     if not _may_slant(group):
@@ -29,6 +30,8 @@ def joined_blocks(group: HeadGroup) -> list[RowBlock]:
     lines = [*group.host_bounds, *([group.places] if group.distances else [])]
     # Whether the next row sees the next keys, and stands at the next place.
     steady = np.logical_and.reduce([np.diff(line) == 1 for line in lines])
+    rows = len(group.queries)
+    most = rows if group.workers == 1 else rows // (4 * group.workers)
     found: list[RowBlock] = []
     for block in blocks:
         slant = None
@@ -41,7 +44,9 @@ def joined_blocks(group: HeadGroup) -> list[RowBlock]:
             last is not None
             and last.slant is not None
             and steady[block.start - 1]
-            and (block.stop - last.start) * (slant.tile.stop - slant.tile.start) <= TILE_CELLS
+            and block.stop - block.start == TILE_ROWS
+            and (joined := block.stop - last.start) <= most
+            and joined * (slant.tile.stop - slant.tile.start) <= TILE_CELLS
         ):
             found[-1] = replace(last, stop=block.stop)
         else:

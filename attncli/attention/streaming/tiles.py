@@ -119,7 +119,7 @@ class Workspace:
         return cls(logits=empty[0], weights=empty[1], upwards=steps, downwards=steps.flip(0))
 
     def tile(self, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views (G, rows, keys) of the buffers for logits and weights."""
+        """Views of the buffers for logits and weights, (G or runs, rows, keys)."""
         if shape not in self._views:
             cells = math.prod(shape)
             self._views[shape] = self.logits[:cells].view(shape), self.weights[:cells].view(shape)
@@ -169,7 +169,7 @@ def sum_tiles(group: HeadGroup, block: RowBlock, work: Workspace) -> TileSums:
     Args:
         group: the heads.
         block: the rows, and their tiles.
-        work: buffers of at least G × rows × TILE_KEYS cells.
+        work: buffers of the group.
     """
     sums, slant = TileSums.none_yet(group, block), block.slant
     lines = (len(group.heads), block.stop - block.start)
@@ -298,7 +298,10 @@ def _score_slant(
     logits: torch.Tensor,
     work: Workspace,
 ) -> torch.Tensor:
-    """The same of a slant, (runs, rows, keys), with finite logits that weigh 0 for hidden keys."""
+    """Write the logits of a slant, (runs, rows, keys), finite ones that weigh 0 for hidden keys.
+
+    Returns what `score_tile` does.
+    """
     shape, strides = (*queries.shape[::2], logits.shape[2]), group.keys.stride()
     offset = group.keys.storage_offset() + slant.tile.start
     keys = group.keys.as_strided(shape, (SLANT_ROWS, *strides[1:]), offset)
