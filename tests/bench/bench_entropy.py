@@ -127,10 +127,9 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
 
     def window(heads: int) -> Case:
         given, tiny = files(folder, heads, 65_536), files(folder, heads, 64)
-        full = [*OURS, *given, "--causal"]
-        cut = [*full, "--left-window", "255"]
-        start = [*OURS, *tiny, "--causal"]
-        return Case(cut, full, 1 / 20, start_up=(start, start))
+        full, start = ([*OURS, *names, "--causal"] for names in (given, tiny))
+        cut = ["--left-window", "255"]  # a number, to read which takes start-up longer
+        return Case([*full, *cut], full, 1 / 20, start_up=([*start, *cut], start))
 
     def computing() -> Case:
         given, tiny = files(folder, 32, 8192), files(folder, 32, 64)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +40,15 @@ CASES: dict[str, tuple[Callable[[list[str], int], list[str]], int]] = {
 def files(folder: Path, length: int) -> list[str]:
     """Q and K of one head, (1, 1, length, 64) float32."""
     names = [folder / f"{role}.npy" for role in "qk"]
-    for seed, name in enumerate(names):
-        rng = np.random.default_rng(seed)
-        np.save(name, rng.standard_normal((1, 1, length, 64), np.float32))
+    # In a process of its own: what is run next would count the largest that this one has ever been.
+    with ProcessPoolExecutor(1) as apart:
+        list(apart.map(_draw, names, range(2), [length] * 2))
     return [str(name) for name in names]
+
+
+def _draw(name: Path, seed: int, length: int) -> None:
+    rng = np.random.default_rng(seed)
+    np.save(name, rng.standard_normal((1, 1, length, 64), np.float32))
 
 
 def costs(name: str, length: int) -> Run:
