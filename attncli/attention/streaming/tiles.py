@@ -171,28 +171,28 @@ def sum_tiles(group: HeadGroup, block: RowBlock, work: Workspace) -> TileSums:
         block: the rows, and their tiles.
         work: buffers of the group.
     """
-    sums, slant = TileSums.none_yet(group, block), block.slant
+    sums, slant, visited = TileSums.none_yet(group, block), block.slant, block
     lines = (len(group.heads), block.stop - block.start)
     queries = group.shrunk_queries(block.start, block.stop)
     if slant is not None:
         lines = (lines[1] // SLANT_ROWS, SLANT_ROWS)
         queries = queries.reshape(*lines, -1)
+        # The first run, and its keys: distances within are those of every other.
+        visited = RowBlock(block.start, block.start + SLANT_ROWS, (slant.tile,))
     factor = group.factor(LOG2_E if group.base2_logits else 1.0)
     power = torch.exp2 if group.base2_logits else exponential
-    distances = group.distances and bool(block.tiles)
-    gaps = _gaps(group, block) if distances and slant is None else None
+    gaps = _gaps(group, visited) if group.distances and block.tiles else None
     # Views of what is written to, made once: one takes as long as an operation on a row or two.
     columns = sums.figures.view(*sums.figures.shape[:2], *lines, 1)
     of_tiles = list(zip(*(column.unbind() for column in columns), strict=True))
     always_seen = 0  # keys of tiles that hide none
-    for index, tile in enumerate(block.tiles):
+    for index, tile in enumerate(visited.tiles):
+        logits, weights = work.tile(*lines, tile.stop - tile.start)
         seen: torch.Tensor | int
-        if slant is not None:
-            logits, weights = work.tile(*lines, slant.tile.stop - slant.tile.start)
-            seen = _score_slant(group, block, slant, queries, factor, logits, work)
-        else:
-            logits, weights = work.tile(*lines, tile.stop - tile.start)
+        if slant is None:
             seen = score_tile(group, block, tile, queries, factor, logits, work)
+        else:
+            seen = _score_slant(group, block, slant, queries, factor, logits, work)
         if isinstance(seen, int):
             always_seen += seen
         elif group.by_interval or not group.on_host or bool(seen.any()):
@@ -224,12 +224,8 @@ def sum_tiles(group: HeadGroup, block: RowBlock, work: Workspace) -> TileSums:
         torch.sum(weights, -1, keepdim=True, out=sum_exp)
         if gaps is not None:
             _add_distances(
-                group, block, tile, work, gaps[index], weights, logits, sum_exp, others[1]
+                group, visited, tile, work, gaps[index], weights, logits, sum_exp, others[1]
             )
-        elif distances and slant is not None:
-            run = RowBlock(block.start, block.start + SLANT_ROWS, ())
-            torch.mul(weights, work.distances(group, run, slant.tile), out=logits)
-            torch.sum(logits, -1, keepdim=True, out=others[1])
         if sums.top_key is not None:
             top_key = sums.top_key[at]
             if group.separate_max:
